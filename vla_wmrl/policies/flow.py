@@ -1,0 +1,226 @@
+"""Log-probabilities for flow-matching policies: lerobot's SmolVLA sampled by a stochastic differential equation.
+
+Convention (SmolVLA, pi0): x_t = t eps + (1 - t) a, v = eps - a, integrated from t = 1 to 0 in N steps of d = 1/N.
+Flow-SDE (Flow-GRPO arXiv 2505.05470, pi_RL 2510.25889): the reverse SDE with sigma_t = eta sqrt(t / (1 - t)) has the ODE's
+marginals and Gaussian transitions, whose density is the log-probability. `hybrid` makes one step per chunk, drawn from
+the noise key, stochastic; `all` makes every step stochastic.
+
+Non-obvious behaviour:
+* With eta = 0, or `stochastic=False`, a chunk has the same bits as `SmolVLAPolicy.predict_action_chunk` with the same
+  noise; its log-prob is 0 by definition, and carries no gradient.
+* The log-prob is a sum over executed control steps and the environment's action dims only.
+* Vision (encoder and connector) is frozen: `inputs` hold its output, which a world model may also have produced.
+* Language is padded to the tokenizer's maximal length, so that inputs of different tasks stack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from lerobot.policies.common.vla_utils import make_att_2d_masks
+from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+from lerobot.processor import PolicyProcessorPipeline
+from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
+from torch import Tensor, nn
+
+from vla_wmrl.errors import UserError
+from vla_wmrl.policies import checkpoint_io
+from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP, ChunkSample
+from vla_wmrl.policies.noise import INITIAL, SDE, choice, noise
+
+FROZEN = ("vlm.model.vision_model.", "vlm.model.connector.")
+
+
+def sde_transition(x: Tensor, v: Tensor, t: Tensor, d: float, eta: float) -> tuple[Tensor, Tensor]:
+    """Mean and std of x_{t-d} given x_t (Flow-SDE). x, v [..., H, A]; t broadcasts; at t = 1 sigma uses the next time."""
+    sigma = eta * torch.sqrt(t / (1.0 - torch.where(t >= 1.0 - 1e-6, t - d, t)))
+    half = sigma**2 * d / 2
+    mean = x * (1 - half / t) - v * d * (1 + sigma**2 * (1 - t) / (2 * t))
+    return mean, sigma * math.sqrt(d)
+
+
+def gaussian_log_prob(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Elementwise log density in float32; 0, without gradient, where std is 0."""
+    safe = torch.where(std > 0, std, torch.ones_like(std))
+    value = -((y - mean) ** 2) / (2 * safe**2) - torch.log(safe) - 0.5 * math.log(2 * math.pi)
+    return torch.where(std > 0, value, torch.zeros_like(value))
+
+
+class FlowPolicy:
+    """A lerobot SmolVLAPolicy with its processors, sampled with stored chains and scored again by GRPO."""
+
+    def __init__(
+        self,
+        policy: SmolVLAPolicy,
+        before: PolicyProcessorPipeline,
+        after: PolicyProcessorPipeline,
+        eta: float,
+        sde: Literal["hybrid", "all"] = "hybrid",
+        n_action_steps: int | None = None,
+    ):
+        if sde not in ("hybrid", "all"):
+            raise UserError(f"policy.sde is {sde!r}; use 'hybrid' or 'all'")
+        if eta < 0:
+            raise UserError(f"policy.eta is {eta}; the noise level must be 0 or more")
+        config = policy.config
+        if config.adapt_to_pi_aloha or config.add_image_special_tokens or config.prefix_length > 0:
+            raise UserError("this SmolVLA checkpoint uses Aloha joints, image tokens or a fixed prefix: not supported")
+        self.policy, self.before, self.after = policy.eval(), before, after
+        self.model, self.config = policy.model, config
+        self.eta, self.sde = float(eta), sde
+        self.n_action_steps = n_action_steps or config.n_action_steps
+        if self.n_action_steps > config.chunk_size:
+            raise UserError(f"n_action_steps {self.n_action_steps} exceeds the checkpoint's chunk of {config.chunk_size}")
+        self.horizon, self.denoising_steps = config.chunk_size, config.num_steps
+        self.action_dim, self.padded_dim = config.action_feature.shape[0], config.max_action_dim
+        self.cameras = tuple(config.image_features)
+        self.device = next(policy.parameters()).device
+        self._tokens: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, parameter in policy.named_parameters():
+            if any(part in name for part in FROZEN):
+                parameter.requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        eta: float,
+        sde: Literal["hybrid", "all"] = "hybrid",
+        n_action_steps: int | None = None,
+        device: str = "cpu",
+    ) -> FlowPolicy:
+        """From an ordinary lerobot checkpoint folder with its processors; no hub. Raises UserError on another kind."""
+        return cls(*checkpoint_io.load(path, device), eta=eta, sde=sde, n_action_steps=n_action_steps)
+
+    def save(self, path: str | Path) -> None:
+        """Writes an ordinary lerobot checkpoint with processors (and the `vlm/` folder, if it is local)."""
+        checkpoint_io.save(path, self.policy, self.before, self.after)
+
+    def parameters_to_train(self) -> list[tuple[str, nn.Parameter]]:
+        """What RL updates: all that the checkpoint trains, but for vision encoder and connector."""
+        return [(name, p) for name, p in self.policy.named_parameters() if p.requires_grad]
+
+    # ---- inputs
+    @torch.no_grad()
+    def encode(self, images: dict[str, Tensor], state: Tensor, task: list[str]) -> dict[str, Tensor]:
+        """Policy inputs from an observation. images: uint8 [B, H, W, 3] by camera; state [B, 8]; task: B sentences.
+
+        Returns {"features" [B, n_tokens, D] float32, "state" [B, 8] normalised, "lang_tokens", "lang_masks" [B, L]}.
+        """
+        missing = [name for name in self.cameras if name not in images]
+        if missing:
+            raise UserError(f"the policy looks through {list(self.cameras)}; the environment lacks {missing}")
+        pixels = {k: images[k].to(self.device).permute(0, 3, 1, 2).to(torch.float32) / 255.0 for k in self.cameras}
+        prepared, _ = self.policy.prepare_images(pixels)
+        embed = self.model.vlm_with_expert.embed_image
+        features = torch.cat([embed(image) for image in prepared], dim=1).to(torch.float32)
+        tokens = [self._tokenize(sentence) for sentence in task]
+        return {
+            "features": features,
+            "state": self._normalise_state(state.to(self.device, torch.float32)),
+            "lang_tokens": torch.cat([t for t, _ in tokens]),
+            "lang_masks": torch.cat([m for _, m in tokens]),
+        }
+
+    def _tokenize(self, sentence: str) -> tuple[Tensor, Tensor]:
+        """Tokens and mask [1, L] of a task by the checkpoint's own preprocessor, once per sentence."""
+        if sentence not in self._tokens:
+            batch = self.before({OBS_STATE: torch.zeros(1, self.config.robot_state_feature.shape[0]), "task": [sentence]})
+            tokens, mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK]
+            more = self.config.tokenizer_max_length - tokens.shape[1]
+            self._tokens[sentence] = nn.functional.pad(tokens, (0, more)), nn.functional.pad(mask, (0, more))
+        return self._tokens[sentence]
+
+    def _normalise_state(self, state: Tensor) -> Tensor:
+        batch = {OBS_STATE: state, "task": [""] * len(state)}
+        return self.before(batch)[OBS_STATE]
+
+    # ---- the network
+    def _prefix(self, inputs: dict[str, Tensor]) -> tuple[Tensor, object]:
+        """Pad mask [B, P] and key-value cache of features, language and state; the same operations as lerobot's."""
+        state = self.policy.prepare_state({OBS_STATE: inputs["state"]})
+        embs, pads, atts = self.model.embed_prefix([], [], inputs["lang_tokens"], inputs["lang_masks"], state=state)
+        features = inputs["features"].to(embs.dtype)
+        features = features * torch.tensor(features.shape[-1] ** 0.5, dtype=features.dtype, device=features.device)
+        embs = torch.cat([features, embs], dim=1)
+        pads = torch.cat([pads.new_ones(features.shape[:2]), pads], dim=1)
+        atts = torch.cat([atts.new_zeros(features.shape[:2]), atts], dim=1)
+        _, cache = self.model.vlm_with_expert.forward(
+            attention_mask=make_att_2d_masks(pads, atts),
+            position_ids=torch.cumsum(pads, dim=1) - 1,
+            past_key_values=None,
+            inputs_embeds=[embs, None],
+            use_cache=True,
+        )
+        return pads, cache
+
+    def _velocity(self, prefix: tuple[Tensor, object], x: Tensor, t: Tensor) -> Tensor:
+        pads, cache = prefix
+        return self.model.denoise_step(x_t=x, prefix_pad_masks=pads, past_key_values=cache, timestep=t)
+
+    # ---- sampling
+    @torch.no_grad()
+    def sample(self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool) -> ChunkSample:
+        """One chunk per row of `inputs`; a row's result depends on its key and inputs only (up to float rounding)."""
+        shape = (self.horizon, self.padded_dim)
+        initial = torch.from_numpy(np.stack([noise(key, shape, INITIAL) for key in keys])).to(self.device)
+        n, rows = self.denoising_steps, len(keys)
+        if not stochastic:
+            sde_step = torch.full((rows,), NO_SDE_STEP)
+        elif self.sde == "all":
+            sde_step = torch.full((rows,), ALL_SDE_STEPS)
+        else:
+            sde_step = torch.tensor([choice(key, n) for key in keys])
+        noises = None
+        if stochastic and self.eta > 0:
+            steps = n if self.sde == "all" else 1
+            drawn = np.stack([noise(key, (steps, *shape), SDE) for key in keys])
+            noises = torch.from_numpy(drawn).to(self.device)
+        chain = self._integrate(self._prefix(inputs), initial, sde_step, noises)
+        return ChunkSample(self._to_environment(chain[:, -1]), chain, sde_step)
+
+    def _integrate(self, prefix: tuple[Tensor, object], x: Tensor, sde_step: Tensor, noises: Tensor | None) -> Tensor:
+        """The chain [B, N + 1, H, A]. `noises` [B, 1 or N, H, A]; None: the ODE, in lerobot's own arithmetic."""
+        n = self.denoising_steps
+        dt, chain = -1.0 / n, [x]
+        for step in range(n):
+            t = 1.0 + step * dt
+            v = self._velocity(prefix, x, torch.tensor(t, dtype=torch.float32, device=x.device).expand(len(x)))
+            ode = x + dt * v
+            chosen = None if noises is None else (sde_step == ALL_SDE_STEPS) | (sde_step == step)
+            if chosen is not None and chosen.any():
+                mean, std = sde_transition(x, v, torch.tensor(t, device=x.device), -dt, self.eta)
+                drawn = mean + std * noises[:, step if noises.shape[1] > 1 else 0]
+                ode = torch.where(chosen.to(x.device)[:, None, None], drawn, ode)
+            x = ode
+            chain.append(x)
+        return torch.stack(chain, dim=1)
+
+    def _to_environment(self, x: Tensor) -> Tensor:
+        """Actions [B, H, 7] in environment units from normalised ones, by the checkpoint's own postprocessor."""
+        return self.after(x[:, :, : self.action_dim]).to(self.device, torch.float32).clamp(-1.0, 1.0)
+
+    # ---- scoring
+    def log_prob(self, inputs: dict[str, Tensor], chain: Tensor, sde_step: Tensor, executed: Tensor) -> Tensor:
+        """Log-probability [B] of the stochastic transitions of `chain`, differentiable; executed [B, H] bool."""
+        n, rows = self.denoising_steps, torch.arange(len(chain), device=chain.device)
+        sde_step = sde_step.to(chain.device)
+        prefix = self._prefix(inputs)
+        every = bool((sde_step == ALL_SDE_STEPS).any())
+        if every and not bool((sde_step == ALL_SDE_STEPS).all()):
+            raise ValueError("one batch mixes chunks with all steps and with one step stochastic")
+        total = chain.new_zeros(len(chain))
+        for step in [torch.full_like(sde_step, k) for k in range(n)] if every else [sde_step.clamp(min=0)]:
+            x, y = chain[rows, step], chain[rows, step + 1]
+            t = (1.0 - step.to(torch.float64) / n).to(torch.float32)
+            v = self._velocity(prefix, x, t)
+            mean, std = sde_transition(x, v, t[:, None, None], 1.0 / n, self.eta)
+            std = torch.where(sde_step[:, None, None] == NO_SDE_STEP, torch.zeros_like(std), std)
+            elements = gaussian_log_prob(y, mean, std)[:, :, : self.action_dim]
+            total = total + (elements * executed[:, :, None]).sum(dim=(1, 2))
+        return total
