@@ -1,0 +1,280 @@
+"""Memoryless skills of the scripted expert: where to grasp, how to travel, what to do next from this state alone.
+
+Every function maps a `View` to something and keeps nothing: what a stateful script would remember ("holding",
+"released", "closing") is read from finger width, finger speed and the object's place between the fingers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from sim.view import Pose, View
+
+OPEN, CLOSE = -1.0, 1.0
+POSITION_GAIN = 14.0  # action per metre; 20 would ask for the whole error in one step (0.05 m is full scale)
+ROTATION_GAIN = 1.2  # action per radian; 2 would ask for the whole error in one step
+FULLY_OPEN = 0.072  # m, finger width above which nothing can be held (0.078 at rest)
+MOVING = 0.012  # m/s, finger speed above which the gripper is still opening or closing
+TIP = 0.012  # m, how far the finger tips reach below the grip site
+FINGER = 0.0505  # m, distance of an open finger's middle from the grip site, along the finger axis
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Bounds of an object's collision geometry in its own frame, metres, and how it is grasped."""
+
+    lo: tuple[float, float, float]
+    hi: tuple[float, float, float]
+    grasp: str = "box"  # "box" (across the narrow side), "rim" (one finger inside), "none"
+    rim: tuple[float, float] = (0.0, 0.0)  # radius and height of a rim, metres
+    handle: float | None = None  # angle of a mug's handle in its own xy plane, rad: no finger goes there
+
+    @property
+    def centre(self) -> np.ndarray:
+        return (np.array(self.lo) + self.hi) / 2
+
+    @property
+    def half(self) -> np.ndarray:
+        return (np.array(self.hi) - self.lo) / 2
+
+
+# Measured from the collision geoms of LIBERO's assets (bodies of these categories do not differ between tasks).
+SHAPES = {
+    "alphabet_soup": Shape((-0.031, -0.039, -0.035), (0.031, 0.038, 0.028)),
+    "tomato_sauce": Shape((-0.031, -0.039, -0.034), (0.031, 0.038, 0.028)),
+    "cream_cheese": Shape((-0.041, -0.021, -0.009), (0.041, 0.021, 0.009)),
+    "butter": Shape((-0.038, -0.020, -0.009), (0.038, 0.020, 0.009)),
+    "chocolate_pudding": Shape((-0.041, -0.023, -0.013), (0.040, 0.023, 0.014)),
+    "ketchup": Shape((-0.028, -0.072, -0.018), (0.029, 0.073, 0.019)),
+    "orange_juice": Shape((-0.027, -0.070, -0.026), (0.026, 0.061, 0.026)),
+    "milk": Shape((-0.026, -0.070, -0.026), (0.027, 0.061, 0.026)),
+    "basket": Shape((-0.084, -0.079, 0.004), (0.085, 0.079, 0.146), "none"),
+}
+
+
+def category(name: str) -> str:
+    """`alphabet_soup_1` -> `alphabet_soup`."""
+    return name.rsplit("_", 1)[0]
+
+
+def _clip(v: np.ndarray) -> np.ndarray:
+    return np.clip(v, -1.0, 1.0)
+
+
+def rotation_vector(current: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """[3] axis-angle in the world frame that turns frame `current` [3, 3] into `target` [3, 3], rad."""
+    r = target @ current.T
+    angle = np.arccos(np.clip((np.trace(r) - 1) / 2, -1, 1))
+    axis = np.array([r[2, 1] - r[1, 2], r[0, 2] - r[2, 0], r[1, 0] - r[0, 1]])
+    n = np.linalg.norm(axis)
+    if n < 1e-9:
+        return np.zeros(3)  # aligned (or exactly opposite, which no plan asks for)
+    return axis / n * angle
+
+
+def downward(view: View, finger_axis: np.ndarray) -> np.ndarray:
+    """[3, 3] frame of a hand that points down with its fingers along +-`finger_axis` (the sign nearer to now and to rest)."""
+    f = np.array([finger_axis[0], finger_axis[1], 0.0])
+    f /= np.linalg.norm(f)
+    if f @ view.eef_mat[:, 0] + 0.5 * f[1] < 0:  # the rest pose has its fingers along +y; half a turn from it is out of reach
+        f = -f
+    z = np.array([0.0, 0.0, -1.0])
+    return np.stack([f, np.cross(z, f), z], 1)
+
+
+def level(view: View) -> np.ndarray:
+    """[3] the horizontal finger axis of now."""
+    f = view.eef_mat[:, 0] * [1, 1, 0]
+    return f / max(np.linalg.norm(f), 1e-6)
+
+
+def move(view: View, pos: np.ndarray, grip: float, mat: np.ndarray, gain: float = POSITION_GAIN) -> np.ndarray:
+    """[7] float32 action towards grip-site position `pos` [3] and orientation `mat` [3, 3]."""
+    a = np.empty(7)
+    a[:3] = _clip((pos - view.eef_pos) * gain)
+    a[3:6] = _clip(rotation_vector(view.eef_mat, mat) * ROTATION_GAIN)
+    a[6] = grip
+    return a.astype(np.float32)
+
+
+# ---- geometry of the scene
+
+
+@lru_cache(maxsize=None)
+def _corners(shape: Shape) -> np.ndarray:
+    lo, hi = np.array(shape.lo), np.array(shape.hi)
+    return np.array([[(lo, hi)[i][0], (lo, hi)[j][1], (lo, hi)[k][2]] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
+
+
+def bounds(pose: Pose, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """World-axis bounds (lo [3], hi [3]) of an object, metres."""
+    c = pose.pos + _corners(shape) @ pose.mat.T
+    return c.min(0), c.max(0)
+
+
+def _segment_hits(a: np.ndarray, b: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> bool:
+    """Whether the plane segment a-b meets the rectangle [lo, hi] (all [2])."""
+    t0, t1 = 0.0, 1.0
+    d = b - a
+    for i in range(2):
+        if abs(d[i]) < 1e-9:
+            if not lo[i] <= a[i] <= hi[i]:
+                return False
+            continue
+        u, v = (lo[i] - a[i]) / d[i], (hi[i] - a[i]) / d[i]
+        t0, t1 = max(t0, min(u, v)), min(t1, max(u, v))
+    return t0 <= t1
+
+
+def clearance(view: View, to: np.ndarray, skip: tuple[str, ...], radius: float = 0.05) -> float:
+    """Height (m) of the highest thing that the hand would cross on its way to `to` [3]; -inf over a free table."""
+    top = -np.inf
+    for name, pose in view.objects.items():
+        shape = SHAPES.get(category(name))
+        if shape is None or name in skip:
+            continue
+        lo, hi = bounds(pose, shape)
+        if hi[2] > top and _segment_hits(view.eef_pos[:2], to[:2], lo[:2] - radius, hi[:2] + radius):
+            top = hi[2]
+    return top
+
+
+# ---- grasps
+
+
+@dataclass(frozen=True)
+class Grasp:
+    """A pose for the open hand, and what the fingers measure when the object is between them."""
+
+    pos: np.ndarray  # [3] grip site
+    axis: np.ndarray  # [3] horizontal, finger axis
+    width: float  # m, expected finger width once closed
+
+
+def _crowding(view: View, pos: np.ndarray, axis: np.ndarray, name: str) -> float:
+    """How far (m, summed) the two open fingers of a grasp would be inside their neighbours' margins."""
+    total = 0.0
+    for other, pose in view.objects.items():
+        shape = SHAPES.get(category(other))
+        if shape is None or other == name:
+            continue
+        lo, hi = bounds(pose, shape)
+        if hi[2] < pos[2] - TIP or np.abs((lo + hi)[:2] / 2 - pos[:2]).max() > 0.4:
+            continue
+        for s in (-1, 1):
+            p = pos[:2] + s * FINGER * axis[:2]
+            gap = np.maximum(np.maximum(lo[:2] - p, p - hi[:2]), 0)
+            total += max(0.0, 0.024 - float(np.linalg.norm(gap)))
+    return total
+
+
+def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
+    """Across the narrowest horizontal side, shifted along the long one where a neighbour is in the fingers' way."""
+    pose, shape = view.objects[name], SHAPES[category(name)]
+    centre, half = pose.pos + pose.mat @ shape.centre, shape.half
+    lo, hi = bounds(pose, shape)
+    z = max(centre[2], hi[2] - depth - 0.02)  # tall things high up, flat things as deep as the tips allow
+    z = max(z, lo[2] + TIP + 0.002)
+    axes = [i for i in range(3) if abs(pose.mat[2, i]) < 0.7]
+    axes.sort(key=lambda i: half[i])
+    narrow, long = axes[0], axes[1]
+    if half[long] - half[narrow] < 0.004:  # round or square: any yaw does for a can, so keep the present one
+        return Grasp(np.array([centre[0], centre[1], z]), level(view), 2 * half[narrow])
+    f = pose.mat[:, narrow] * [1, 1, 0]
+    f /= np.linalg.norm(f)
+    u = pose.mat[:, long] * [1, 1, 0]
+    u /= np.linalg.norm(u)
+    room = max(half[long] - 0.016, 0.0)
+    best, cost = None, np.inf
+    for t in (0.0, 0.5, -0.5, 1.0, -1.0):
+        p = np.array([centre[0], centre[1], z]) + t * room * u
+        c = _crowding(view, p, f, name) + 0.002 * abs(t)
+        if c < cost:
+            best, cost = p, c
+    return Grasp(best, f, 2 * half[narrow])
+
+
+def grasp_of(view: View, name: str) -> Grasp:
+    return box_grasp(view, name)
+
+
+def between_fingers(view: View, name: str, margin: float = 0.014) -> bool:
+    """Whether the grip site is inside the object (or on its rim), whatever the fingers do."""
+    pose, shape = view.objects[name], SHAPES[category(name)]
+    local = pose.mat.T @ (view.eef_pos - pose.pos)
+    return bool(np.all(np.abs(local - shape.centre) < shape.half + margin))
+
+
+# ---- pick and place
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an object's body origin must go, and when to let go."""
+
+    pos: np.ndarray  # [3] target of the object's origin at release
+    tol: float = 0.02  # m, horizontal
+    over: float = 0.0  # m, height (world) that the object's lowest point must clear on the way, 0 for just lifted
+    release: float = 0.01  # m, let go once the origin is less than this above pos
+    finger_axis: np.ndarray | None = None  # [3] finger axis while carrying; None keeps the grasp's
+
+
+def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.ndarray:
+    """Open hand to `grasp` from above, over whatever stands in between."""
+    e, mat = view.eef_pos, downward(view, grasp.axis)
+    d = grasp.pos - e
+    hd = float(np.linalg.norm(d[:2]))
+    turn = float(np.linalg.norm(rotation_vector(view.eef_mat, mat)))
+    if hd < 0.012 and abs(d[2]) < 0.012 and turn < 0.2:
+        return move(view, grasp.pos, CLOSE, mat)
+    off = min(1.0, max(0.0, hd - 0.008) / 0.03 + max(0.0, turn - 0.15) / 0.3)
+    target = grasp.pos + [0, 0, funnel * off]
+    if hd > 0.03:
+        target[2] = max(target[2], clearance(view, grasp.pos, (name,)) + 0.03)
+    low = target[2] - 0.05 - e[2]  # travel sideways only near travel height
+    if low > 0 and hd > 0.03:
+        target[:2] = e[:2] + d[:2] * max(0.0, 1 - low / 0.03)
+    return move(view, target, OPEN, mat)
+
+
+def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
+    """Held object to `place`: up, across, down, and open there."""
+    e, pose = view.eef_pos, view.objects[name]
+    axis = place.finger_axis if place.finger_axis is not None else level(view)
+    mat = downward(view, axis)
+    d = place.pos - pose.pos
+    hd = float(np.linalg.norm(d[:2]))
+    if hd < place.tol:
+        if d[2] > -place.release:
+            return move(view, e, OPEN, mat)
+        return move(view, e + d, CLOSE, mat)
+    bottom = bounds(pose, SHAPES[category(name)])[0][2]
+    over = max(place.over, clearance(view, place.pos, (name,), radius=0.06))
+    target = e + d
+    lift = over + 0.03 - bottom if np.isfinite(over) else 0.06
+    if lift > 0.02:
+        target[2] = e[2] + lift
+        if hd > place.tol + 0.02:
+            target[:2] = e[:2] + d[:2] * max(0.0, 1 - (lift - 0.02) / 0.03) * (hd > 0.05)
+    else:
+        target[2] = e[2] + lift
+    return move(view, target, CLOSE, mat)
+
+
+def pick_place(view: View, name: str, place: Place) -> np.ndarray:
+    """One control step of bringing `name` to `place`, from any state."""
+    grasp = grasp_of(view, name)
+    width, speed = view.gripper_width, float(np.abs(view.gripper_qvel).max())
+    if between_fingers(view, name) and width < FULLY_OPEN:
+        pose, d = view.objects[name], place.pos - view.objects[name].pos
+        if np.linalg.norm(d[:2]) < place.tol and d[2] > -place.release:
+            return move(view, view.eef_pos, OPEN, downward(view, level(view)))
+        if width < grasp.width - 0.015:  # closed beside it
+            return move(view, view.eef_pos + [0, 0, 0.1], OPEN, downward(view, level(view)))
+        if speed > MOVING:
+            return move(view, view.eef_pos, CLOSE, downward(view, level(view)))
+        return carry(view, name, grasp, place)
+    return approach(view, name, grasp)
