@@ -1,0 +1,446 @@
+"""Every configuration: dataclasses with lerobot's flag names, and one `validate()` each. Imports nothing heavy.
+
+Reading them from YAML and the command line is `vla_wmrl.arguments`; a comment beside a field is its help text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vla_wmrl.arms import check_arm
+from vla_wmrl.errors import UserError, nearest, require
+
+SUITE_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+SUITE_ALIASES = {"libero_long": "libero_10", "long": "libero_10"}
+OFFICIAL_INITS = 50  # initial states LIBERO ships for each task
+TRAIN_INITS = 200  # initial states of our own a task, sampled from its placement regions
+PAPERS_TRAIN_INITS = 16  # the papers train on official states 0-15 and evaluate on 16-49
+
+Arm = Literal["real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl"]
+
+
+@dataclass
+class EnvConfig:
+    suite: str = "libero_10"  # LIBERO suite
+    task_ids: list[int] = field(default_factory=lambda: [0])  # tasks of the suite, from 0; "0-9" and "0,3" also work
+    image_size: int = 64  # pixels of a camera image's side
+    stepping: Literal["exact", "near", "fast"] = "fast"  # native physics: robosuite's bits, its rounding, or fastest
+    lod_mm: float = 8.0  # meshes are simplified to this error in mm before rendering; 0: as LIBERO ships them
+    multisample: int = 0  # samples a pixel of antialiasing; 0: none
+    max_steps: int | None = None  # control steps an episode may take; null: the suite's own limit
+    split: Literal["train", "official", "papers"] = "train"  # initial states to train on (papers: official 0-15)
+    init_ids: list[int] | None = None  # initial states to train on; null: all of the split
+    allow_overlap: bool = False  # train on initial states that evaluation uses too
+
+    def validate(self) -> None:
+        if self.suite not in SUITE_TASKS:
+            hint = SUITE_ALIASES.get(self.suite)
+            raise UserError(
+                f"unknown suite {self.suite!r}"
+                + (f" (did you mean {hint}?)" if hint else nearest(self.suite, list(SUITE_TASKS)))
+            )
+        n = SUITE_TASKS[self.suite]
+        require(len(self.task_ids) > 0, "env.task_ids is empty: name at least one task")
+        require(len(set(self.task_ids)) == len(self.task_ids), f"env.task_ids={self.task_ids} names a task twice")
+        for task_id in self.task_ids:
+            require(0 <= task_id < n, f"env.task_ids: {self.suite} has tasks 0 to {n - 1}, not {task_id}")
+        require(16 <= self.image_size <= 1024, f"env.image_size={self.image_size} is outside 16..1024 pixels")
+        require(self.lod_mm >= 0, f"env.lod_mm={self.lod_mm} is negative: use 0 for the original meshes")
+        require(self.multisample >= 0, f"env.multisample={self.multisample} is negative: use 0 for none")
+        require(self.max_steps is None or self.max_steps > 0, f"env.max_steps={self.max_steps} must be positive")
+        require(self.init_ids is None or len(self.init_ids) > 0, "env.init_ids is empty: leave it out for all")
+        limit = TRAIN_INITS if self.split == "train" else OFFICIAL_INITS
+        check_inits("env.init_ids", self.init_ids, limit)
+
+    @property
+    def train_split(self) -> str:
+        """The stored set ("train" or "official") that training ids point into."""
+        return "train" if self.split == "train" else "official"
+
+    @property
+    def train_inits(self) -> list[int]:
+        if self.init_ids is not None:
+            return list(self.init_ids)
+        return list(range({"train": TRAIN_INITS, "official": OFFICIAL_INITS, "papers": PAPERS_TRAIN_INITS}[self.split]))
+
+
+def check_inits(name: str, ids: list[int] | None, limit: int) -> None:
+    for i in ids or []:
+        require(0 <= i < limit, f"{name}: initial state {i} is out of range, ids run from 0 to {limit - 1}")
+    require(len(set(ids or [])) == len(ids or []), f"{name} names an initial state twice")
+
+
+@dataclass
+class PolicyConfig:
+    path: str | None = None  # folder of a lerobot checkpoint (pretrained_model)
+    n_action_steps: int | None = None  # control steps of a chunk that run before the next look; null: the checkpoint's
+    eta: float = 0.5  # noise scale of the flow's SDE while training; 0: the deterministic sampler
+    sde: Literal["hybrid", "all"] = "hybrid"  # one random stochastic denoising step a chunk, or all of them
+    train: Literal["all_but_vision", "expert"] = "all_but_vision"  # parameters that RL moves (vision is always frozen)
+
+    def validate(self) -> None:
+        require(self.path is not None, "no policy: pass --policy.path=FOLDER with a lerobot checkpoint")
+        require(self.eta >= 0, f"policy.eta={self.eta} is negative")
+        require(self.n_action_steps is None or self.n_action_steps > 0, "policy.n_action_steps must be at least 1")
+
+
+@dataclass
+class GrpoConfig:
+    lr: float = 1e-5  # learning rate of AdamW
+    weight_decay: float = 0.0
+    n_groups: int = 16  # groups a policy update, anchors included
+    group_size: int = 8  # rollouts a group (G)
+    epochs: int = 1  # passes over a step's rollouts
+    minibatch_looks: int = 256  # looks a forward pass holds; memory only, the gradient is accumulated over the step
+    eps_low: float = 0.2  # clip of the ratio downwards
+    eps_high: float = 0.28  # clip of the ratio upwards
+    dual_clip: float | None = 3.0  # bound of the loss for negative advantages; null: none
+    kl_beta: float = 0.0  # weight of the KL to the first policy
+    grad_clip: float = 1.0  # norm of the gradient
+    advantage_scale: Literal["none", "shared", "group"] = "none"  # centre only, one scale for all, or std of each group
+
+    def validate(self) -> None:
+        require(
+            self.group_size >= 2,
+            f"grpo.group_size={self.group_size}: a group needs at least 2 rollouts, a single one has no baseline",
+        )
+        for name in ("n_groups", "epochs", "minibatch_looks"):
+            require(getattr(self, name) >= 1, f"grpo.{name}={getattr(self, name)} must be at least 1")
+        require(self.lr > 0, f"grpo.lr={self.lr} must be positive")
+        require(0 < self.eps_low < 1 and self.eps_high > 0, "grpo.eps_low must lie in (0, 1) and eps_high above 0")
+        require(self.dual_clip is None or self.dual_clip > 1, f"grpo.dual_clip={self.dual_clip} must exceed 1")
+        require(self.grad_clip > 0, f"grpo.grad_clip={self.grad_clip} must be positive")
+        require(self.kl_beta >= 0 and self.weight_decay >= 0, "grpo.kl_beta and weight_decay must not be negative")
+
+
+@dataclass
+class AnchorsConfig:
+    fraction: float = 0.1  # share of groups that run for real
+    minimum: int = 1  # anchor groups a step, at least
+
+    def validate(self) -> None:
+        require(0 <= self.fraction <= 1, f"anchors.fraction={self.fraction} is outside 0..1")
+        require(self.minimum >= 0, f"anchors.minimum={self.minimum} is negative")
+
+
+@dataclass
+class DebiasConfig:
+    kind: Literal["none", "isotonic", "released"] = "isotonic"  # released: the authors' buckets and constants
+    min_pairs: int = 64  # pairs (r_wm, r_env) before the calibration acts
+    max_pairs: int = 5000  # pairs kept, oldest dropped first
+    refit_every: int = 1  # new pairs between two fits
+
+    def validate(self) -> None:
+        require(self.min_pairs >= 2, f"debias.min_pairs={self.min_pairs}: a calibration needs at least 2 pairs")
+        require(self.max_pairs >= self.min_pairs, "debias.max_pairs is below debias.min_pairs")
+        require(self.refit_every >= 1, f"debias.refit_every={self.refit_every} must be at least 1")
+
+
+@dataclass
+class FusionConfig:
+    kind: Literal["none", "inverse_variance", "released", "mse", "ppi"] = "inverse_variance"
+    min_groups: int = 8  # anchor groups before weights leave 1
+    half_life_groups: float = 64.0  # of the running residual variance
+    max_weight: float = 4.0  # bound of an anchor group's weight over an imagined one's
+
+    def validate(self) -> None:
+        require(self.min_groups >= 1, f"fusion.min_groups={self.min_groups} must be at least 1")
+        require(self.half_life_groups > 0, "fusion.half_life_groups must be positive")
+        require(self.max_weight >= 1, f"fusion.max_weight={self.max_weight} must be at least 1")
+
+
+@dataclass
+class GuardConfig:
+    enabled: bool = True  # give the world model weight 0 while anchors show it useless
+    min_pairs: int = 64  # pairs before it may act
+    min_rank_correlation: float = 0.1  # paired Spearman correlation under which the world model counts as useless
+    max_false_positives: float = 0.5  # share of real failures it may call successes
+
+    def validate(self) -> None:
+        require(self.min_pairs >= 2, "guard.min_pairs must be at least 2")
+        require(0 <= self.max_false_positives <= 1, "guard.max_false_positives is outside 0..1")
+
+
+@dataclass
+class WorldModelConfig:
+    kind: Literal["state_space", "progress", "none"] = "state_space"  # imagines states, scores rollouts, or none
+    path: str | None = None  # folder of a fitted world model; null: fit one from data_path
+    data_path: str | None = None  # folder of transitions to fit on
+    ensemble: int = 3  # members, so that a marginal grasp is uncertain
+    fit_steps: int = 2000  # gradient steps of the first fit
+    refit_every: int = 10  # policy updates between two refits on grown data; 0: never
+    refit_steps: int = 200  # gradient steps of a refit
+
+    def validate(self) -> None:
+        require(self.ensemble >= 1, f"world_model.ensemble={self.ensemble} must be at least 1")
+        require(self.fit_steps >= 0 and self.refit_steps >= 0, "world_model.fit_steps and refit_steps are counts")
+        require(self.refit_every >= 0, f"world_model.refit_every={self.refit_every}: use 0 for never")
+        if self.kind != "none":
+            require(
+                self.path is not None or self.data_path is not None,
+                f"world_model.kind={self.kind} needs --world_model.path or --world_model.data_path",
+            )
+
+
+@dataclass
+class GroupsConfig:
+    kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
+    looks: int = 8  # looks a branch rollout makes
+    starts_path: str | None = None  # folder of stored branch starts; null: collected at the start of training
+
+    def validate(self) -> None:
+        require(self.looks >= 1, f"groups.looks={self.looks} must be at least 1")
+
+
+@dataclass
+class EvalSection:
+    before: bool = True  # evaluate the policy that training starts from
+    after: bool = True  # evaluate the last policy
+    every: int = 0  # policy updates between evaluations in between; 0: none
+    episodes_per_task: int = 50  # official initial states a task, from 0 (papers: from 16)
+    init_ids: list[int] | None = None  # official initial states; null: by episodes_per_task
+    videos: int = 2  # videos a task
+
+    def ids(self, split: str = "train") -> list[int]:
+        """Official initial states to evaluate on."""
+        if self.init_ids is not None:
+            return list(self.init_ids)
+        first = PAPERS_TRAIN_INITS if split == "papers" else 0
+        return list(range(first, min(first + self.episodes_per_task, OFFICIAL_INITS)))
+
+    def validate(self) -> None:
+        check_episodes("eval.", self.init_ids, self.episodes_per_task)
+        require(self.every >= 0, f"eval.every={self.every}: use 0 for none")
+        require(self.videos >= 0, f"eval.videos={self.videos} is negative")
+
+
+def check_episodes(prefix: str, init_ids: list[int] | None, episodes_per_task: int) -> None:
+    check_inits(f"{prefix}init_ids", init_ids, OFFICIAL_INITS)
+    require(init_ids is None or len(init_ids) > 0, f"{prefix}init_ids is empty: leave it out to use episodes_per_task")
+    require(
+        1 <= episodes_per_task <= OFFICIAL_INITS,
+        f"{prefix}episodes_per_task={episodes_per_task}: a task has {OFFICIAL_INITS} official initial states",
+    )
+
+
+@dataclass
+class WorkersConfig:
+    n: int | None = None  # simulator processes; null: one a core
+    timeout_s: float = 300.0  # a worker silent for this long is rebuilt
+    rebuilds: int = 3  # rebuilds a run may make before it stops
+
+    def validate(self) -> None:
+        require(self.n is None or self.n >= 1, f"workers.n={self.n} must be at least 1, or null for one a core")
+        require(self.timeout_s > 0 and self.rebuilds >= 0, "workers.timeout_s must be positive and rebuilds a count")
+
+
+@dataclass
+class LogConfig:
+    tensorboard: bool = True
+    wandb: bool = False
+    wandb_project: str = "vla-wmrl"
+
+
+@dataclass
+class TrainConfig:
+    """Post-train a policy: groups graded by a world model and by real anchors."""
+
+    output_dir: str | None = None  # run folder; null: outputs/train/<job_name>/<date_time>
+    job_name: str | None = None  # null: the arm
+    resume: bool = False  # continue the run in output_dir from its last checkpoint
+    seed: int = 0
+    steps: int = 100  # policy updates
+    arm: Arm = "wmrl"  # ablation arm: fixes the switches that define it
+    save_every: int = 10  # policy updates between checkpoints
+    keep_checkpoints: int = 2  # checkpoints kept
+    device: str = "auto"  # auto, cpu, cuda, mps
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
+    debias: DebiasConfig = field(default_factory=DebiasConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
+    eval: EvalSection = field(default_factory=EvalSection)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def overlap(self) -> list[int]:
+        """Initial states that training and evaluation share (per task; the two sets are the same for all tasks)."""
+        if self.env.train_split != "official":
+            return []
+        return sorted(set(self.env.train_inits) & set(self.eval.ids(self.env.split)))
+
+    def validate(self) -> None:
+        for section in (self.env, self.grpo, self.anchors, self.debias, self.fusion, self.guard, self.groups):
+            section.validate()
+        for section in (self.eval, self.workers, self.policy, self.world_model):
+            section.validate()
+        require(self.steps >= 1, f"steps={self.steps} must be at least 1")
+        require(self.save_every >= 1 and self.keep_checkpoints >= 1, "save_every and keep_checkpoints start at 1")
+        require(self.policy.eta > 0, "policy.eta=0 has no log-probability to train on: use a positive eta")
+        check_arm(self)
+        require(
+            self.anchors.minimum <= self.grpo.n_groups,
+            f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
+        )
+        shared = self.overlap() if (self.eval.before or self.eval.after or self.eval.every) else []
+        require(
+            not shared or self.env.allow_overlap,
+            f"training and evaluation share {len(shared)} initial states (first: {shared[:3]}): choose others, "
+            "or pass --env.allow_overlap=true",
+        )
+
+
+@dataclass
+class EvalConfig:
+    """Evaluate a lerobot checkpoint on LIBERO: one JSON line an episode, a table with Wilson intervals."""
+
+    output_dir: str | None = None  # null: outputs/eval/<job_name>/<date_time>
+    job_name: str | None = None  # null: the suite
+    resume: bool = False  # keep the episodes that output_dir already holds and run the rest
+    seed: int = 0
+    episodes_per_task: int = 50  # official initial states a task, from 0
+    init_ids: list[int] | None = None  # official initial states; null: by episodes_per_task
+    noise: Literal["ode", "sde"] = "ode"  # the policy's deterministic sampler, or the one RL explores with
+    videos: int = 0  # videos a task
+    device: str = "auto"  # auto, cpu, cuda, mps
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(split="official"))
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+
+    def ids(self) -> list[int]:
+        """Initial states to run of every task, of the set `env.train_split`."""
+        if self.init_ids is not None:
+            return list(self.init_ids)
+        return list(range(self.episodes_per_task))
+
+    def validate(self) -> None:
+        self.env.validate()
+        self.policy.validate()
+        self.workers.validate()
+        require(self.env.init_ids is None, "eval takes --init_ids, not --env.init_ids")
+        if self.env.train_split == "official":
+            check_episodes("", self.init_ids, self.episodes_per_task)
+        else:
+            check_inits("init_ids", self.ids(), TRAIN_INITS)
+        require(self.videos >= 0, f"videos={self.videos} is negative")
+
+
+@dataclass
+class DemosConfig:
+    """Record demonstrations of the scripted experts as a LeRobotDataset, optionally on states a policy reaches (DAgger)."""
+
+    output_dir: str | None = None  # data set folder; null: outputs/demos/<job_name>/<date_time>
+    job_name: str | None = None  # null: the suite
+    resume: bool = False  # continue the data set in output_dir
+    seed: int = 0
+    episodes_per_task: int = 50  # training initial states a task, from 0
+    noise: float = 0.3  # standard deviation of the noise added to executed actions; labels stay clean
+    beta: float = 0.0  # with --policy.path (DAgger: the policy acts, the expert labels): share of chunks the expert acts
+    keep_failures: bool = False  # keep episodes that did not succeed
+    device: str = "auto"  # auto, cpu, cuda, mps
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+
+    def validate(self) -> None:
+        self.env.validate()
+        self.workers.validate()
+        require(
+            self.env.train_split == "train" or self.env.allow_overlap,
+            "demonstrations of official initial states leak into evaluation: use --env.split=train, "
+            "or pass --env.allow_overlap=true",
+        )
+        limit = len(self.env.train_inits)
+        require(
+            1 <= self.episodes_per_task <= limit,
+            f"episodes_per_task={self.episodes_per_task}: the split has {limit} initial states a task",
+        )
+        require(self.noise >= 0, f"noise={self.noise} is negative")
+        require(0 <= self.beta <= 1, f"beta={self.beta} is outside 0..1")
+
+
+@dataclass
+class SftDatasetConfig:
+    root: list[str] = field(default_factory=list)  # folders of LeRobotDatasets, joined
+
+    def validate(self) -> None:
+        require(len(self.root) > 0, "no data: pass --dataset.root=FOLDER (made by `vla-wmrl demos`)")
+
+
+@dataclass
+class SftPolicyConfig:
+    path: str | None = None  # checkpoint to start from; null: a new, very small SmolVLA of the sizes below
+    layers: int = 3
+    width: int = 96
+    chunk_size: int = 16  # control steps a chunk
+    n_action_steps: int = 8  # control steps of a chunk that run
+    num_steps: int = 5  # denoising steps
+    image_size: int = 64  # pixels of an image's side
+
+    def validate(self) -> None:
+        for name in ("layers", "width", "chunk_size", "n_action_steps", "num_steps", "image_size"):
+            require(getattr(self, name) >= 1, f"policy.{name}={getattr(self, name)} must be at least 1")
+        require(self.n_action_steps <= self.chunk_size, "policy.n_action_steps exceeds policy.chunk_size")
+
+
+@dataclass
+class SftConfig:
+    """Train a policy on demonstrations with lerobot's training code."""
+
+    output_dir: str | None = None  # null: outputs/sft/<job_name>/<date_time>
+    job_name: str | None = None  # null: sft
+    resume: bool = False  # continue the training in output_dir
+    seed: int = 0
+    steps: int = 5000  # gradient steps
+    batch_size: int = 64
+    lr: float = 1e-3  # learning rate
+    save_every: int = 1000  # gradient steps between checkpoints
+    device: str = "auto"  # auto, cpu, cuda, mps
+    dataset: SftDatasetConfig = field(default_factory=SftDatasetConfig)
+    policy: SftPolicyConfig = field(default_factory=SftPolicyConfig)
+
+    def validate(self) -> None:
+        self.dataset.validate()
+        self.policy.validate()
+        for name in ("steps", "batch_size", "save_every"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        require(self.lr > 0, f"lr={self.lr} must be positive")
+
+
+@dataclass
+class ReportConfig:
+    """Write report.html from a run folder."""
+
+    output_dir: str | None = None  # run folder
+
+    def validate(self) -> None:
+        require(self.output_dir is not None, "no run: pass --output_dir=FOLDER of a run")
+
+
+@dataclass
+class DoctorConfig:
+    """Check this machine and environment: versions, assets, renderer, one real task."""
+
+    quick: bool = False  # leave out the real task (about 15 s)
+    policy: str | None = None  # also check that this checkpoint loads
+
+    def validate(self) -> None:
+        pass
+
+
+@dataclass
+class InfoConfig:
+    """Print what a folder holds (checkpoint, run, data set), or the tasks of a suite."""
+
+    path: str | None = None  # folder to describe
+    suite: str | None = None  # suite whose tasks to list
+
+    def validate(self) -> None:
+        require(self.path is not None or self.suite is not None, "nothing to describe: pass --path or --suite")
+        if self.suite is not None:
+            EnvConfig(suite=self.suite).validate()
