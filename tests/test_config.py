@@ -105,7 +105,7 @@ def test_shipped_configs_load_as_they_are(path):
     from vla_wmrl.cli import COMMANDS
 
     command = path.read_text().splitlines()[0].split("vla-wmrl ")[1].split()[0]
-    arguments.load(COMMANDS[command][0](), [f"--config_path={path}"])
+    arguments.load(COMMANDS[command][0], [f"--config_path={path}"])
 
 
 def test_help_shows_every_field_with_its_comment():

@@ -155,9 +155,14 @@ def _one_line(message: str) -> str:
     return re.sub(r"^`(.+?)`", r"\1", " ".join(message.split()))
 
 
+def encode(cfg: object) -> dict:
+    """A config as nested dicts of plain values."""
+    return draccus.encode(cfg)
+
+
 def save(cfg: object, path: str | Path) -> None:
     """Write a config as YAML that `--config_path` reads back."""
-    Path(path).write_text(yaml.safe_dump(draccus.encode(cfg), sort_keys=False), encoding="utf-8")
+    Path(path).write_text(yaml.safe_dump(encode(cfg), sort_keys=False), encoding="utf-8")
 
 
 def help_text(cls: type, command: str) -> str:
