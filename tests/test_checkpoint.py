@@ -31,7 +31,7 @@ def assert_same(a, b):
     elif isinstance(a, (np.ndarray, np.generic)):
         assert a.dtype == b.dtype and np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
     else:
-        assert a == b or a != a and b != b
+        assert a == b or (a != a and b != b)
 
 
 STATE = {

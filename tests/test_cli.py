@@ -22,7 +22,11 @@ def heavy_imports_of(*argv):
         f"print('\\nHEAVY', *[m for m in {HEAVY!r} if m in sys.modules]); sys.exit(rc)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False
+        [sys.executable, "-c", code, *argv],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        check=False,
     )
     out, _, heavy = done.stdout.rpartition("HEAVY")
     return done.returncode, out, done.stderr, heavy.split()

@@ -1,7 +1,7 @@
-"""Configs in and out: YAML file + command line -> dataclass, dataclass -> YAML, and help text from the fields' comments.
+"""Configs in and out: YAML file + command line -> dataclass, dataclass -> YAML, and help text from their comments.
 
-draccus decodes the values; keys are checked here first, so that an unknown one suggests the nearest. Order of precedence:
-field defaults, the file, what the arm fixes, the command line.
+draccus decodes the values; keys are checked here first, so that an unknown one suggests the nearest. Precedence: field
+defaults, the file, what the arm fixes, the command line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def read_command_line(argv: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     values: dict[str, str] = {}
     i = 0
     while i < len(argv):
-        require(argv[i].startswith("--") and len(argv[i]) > 2, f"unexpected argument {argv[i]!r}: options look like --key=value")
+        require(
+            argv[i].startswith("--") and len(argv[i]) > 2,
+            f"unexpected argument {argv[i]!r}: options look like --key=value",
+        )
         key, equals, value = argv[i][2:].partition("=")
         i += 1
         if not equals:
@@ -116,7 +119,7 @@ def parse_text(text: str, hint: object) -> object:
     return {"true": True, "false": False}.get(text.lower(), text) if hint is bool else text
 
 
-def load(cls: type, argv: Sequence[str], base: dict[str, object] | None = None, base_name: str = "", check: bool = True):
+def load(cls: type, argv: Sequence[str], base: dict[str, object] | None = None, base_name: str = ""):
     """A validated config of class `cls` from command-line arguments (and the YAML file that --config_path names).
 
     `base`: {dotted key: value} that takes the file's place (a resumed run's own config). Raises UserError.
@@ -135,8 +138,7 @@ def load(cls: type, argv: Sequence[str], base: dict[str, object] | None = None, 
     if "arm" in known:
         explicit = set(line_values) if "arm" in line_values else set(line_values) | set(file_values)
         apply_arm(cfg, explicit)
-    if check:
-        cfg.validate()
+    cfg.validate()
     return cfg
 
 

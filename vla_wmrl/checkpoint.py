@@ -1,7 +1,7 @@
 """Checkpoints from which a run continues bit-equal: nested state in, folder out, and back. No pickle.
 
-A checkpoint is `<output_dir>/checkpoints/<step>/` with `state.json` (structure and scalars), `tensors.safetensors` (torch)
-and `arrays.safetensors` (numpy). It appears by one rename, so a killed save leaves the previous checkpoint as it was.
+A checkpoint is `<output_dir>/checkpoints/<step>/` with `state.json` (structure, scalars), `tensors.safetensors` (torch) and
+`arrays.safetensors` (numpy). It appears by one rename, so a killed save leaves the previous checkpoint as it was.
 
 State may hold dicts (any hashable keys), lists, tuples, numpy arrays and scalars (no objects), torch tensors, Python
 numbers, strings, bytes and None. Tensors come back on the CPU.
@@ -114,7 +114,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def _encode(value: Any, tensors: dict, arrays: dict) -> Any:
-    if value is None or isinstance(value, (bool, int, str)) and not isinstance(value, np.generic):
+    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, float) and not isinstance(value, np.generic):
         return value

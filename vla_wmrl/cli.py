@@ -29,8 +29,8 @@ MAKES_A_FOLDER = ("demos", "sft", "train", "eval")
 
 # What may change when a run is resumed; everything else would make it a different run.
 MAY_CHANGE = (
-    "resume", "output_dir", "steps", "save_every", "keep_checkpoints", "device", "videos", "init_ids", "episodes_per_task",
-    "workers.", "log.", "eval.",
+    "resume", "output_dir", "steps", "save_every", "keep_checkpoints", "device", "videos", "init_ids",
+    "episodes_per_task", "workers.", "log.", "eval.",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def resume_config(cls: type, argv: Sequence[str], saved: Path):
     after = arguments.flatten(arguments.encode(cfg), leaves=list(known))
     for name, value in after.items():
         changed = name in before and value != before[name] and not name.startswith(MAY_CHANGE)
-        require(not changed, f"cannot resume {saved.parent} with {name}={value}: the run has {before.get(name)}; start a new one")
+        require(not changed, f"cannot resume {saved.parent} with {name}={value}: the run has {before.get(name)}")
     return cfg
 
 
@@ -76,7 +76,7 @@ def check_output_dir(path: str, resume: bool) -> None:
     folder = Path(path)
     require(not folder.exists() or folder.is_dir(), f"output_dir {path} is a file: name a folder")
     results = folder.is_dir() and any(p.name != "config.yaml" for p in folder.iterdir())
-    require(resume or not results, f"output_dir {path} holds a run: pass --resume to continue it, or name another folder")
+    require(resume or not results, f"output_dir {path} holds a run: continue it with --resume, or name another")
     require(results or not resume, f"nothing to resume in {path}: leave out --resume to start")
 
 

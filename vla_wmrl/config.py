@@ -332,7 +332,7 @@ class EvalConfig:
 
 @dataclass
 class DemosConfig:
-    """Record demonstrations of the scripted experts as a LeRobotDataset, optionally on states a policy reaches (DAgger)."""
+    """Record demonstrations of the scripted experts as a LeRobotDataset, also on states a policy reaches (DAgger)."""
 
     output_dir: str | None = None  # data set folder; null: outputs/demos/<job_name>/<date_time>
     job_name: str | None = None  # null: the suite
@@ -340,7 +340,7 @@ class DemosConfig:
     seed: int = 0
     episodes_per_task: int = 50  # training initial states a task, from 0
     noise: float = 0.3  # standard deviation of the noise added to executed actions; labels stay clean
-    beta: float = 0.0  # with --policy.path (DAgger: the policy acts, the expert labels): share of chunks the expert acts
+    beta: float = 0.0  # with --policy.path (DAgger: it acts, the expert labels): share of chunks the expert acts
     keep_failures: bool = False  # keep episodes that did not succeed
     device: str = "auto"  # auto, cpu, cuda, mps
     policy: PolicyConfig = field(default_factory=PolicyConfig)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake of the caller that one line explains: what is wrong and what to do. The command line exits with code 2."""
+    """A mistake of the caller, in one line: what is wrong and what to do. The command line exits with code 2."""
 
 
 def require(ok: bool, line: str) -> None:
