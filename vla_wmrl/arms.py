@@ -7,7 +7,7 @@ from collections.abc import Collection
 from vla_wmrl.errors import UserError, require
 
 _ISOTONIC = {"debias.kind": ("isotonic", "released")}
-_WEIGHTED = {"fusion.kind": ("inverse_variance", "released", "mse", "ppi")}
+_WEIGHTED = {"fusion.kind": ("inverse_variance", "released", "mse", "reliability", "ppi")}
 _RAW = {"debias.kind": ("none",)}
 _EQUAL = {"fusion.kind": ("none",)}
 _UNGUARDED = {"guard.enabled": (False,)}

@@ -1,7 +1,7 @@
 """Checkpoints from which a run continues bit-equal: nested state in, folder out, and back. No pickle.
 
-A checkpoint is `<output_dir>/checkpoints/<step>/` with `state.json` (structure, scalars), `tensors.safetensors` (torch) and
-`arrays.safetensors` (numpy). It appears by one rename, so a killed save leaves the previous checkpoint as it was.
+A checkpoint is `<output_dir>/checkpoints/<step>/` with `state.json` (structure, scalars), `tensors.safetensors` (torch)
+and `arrays.safetensors` (numpy). It appears by one rename, so a killed save leaves the previous checkpoint as it was.
 
 State may hold dicts (any hashable keys), lists, tuples, numpy arrays and scalars (no objects), torch tensors, Python
 numbers, strings, bytes and None. Tensors come back on the CPU.

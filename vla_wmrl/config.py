@@ -25,7 +25,9 @@ class EnvConfig:
     suite: str = "libero_10"  # LIBERO suite
     task_ids: list[int] = field(default_factory=lambda: [0])  # tasks of the suite, from 0; "0-9" and "0,3" also work
     image_size: int = 64  # pixels of a camera image's side
-    stepping: Literal["exact", "near", "fast"] = "fast"  # native physics: robosuite's bits, its rounding, or fastest
+    stepping: Literal["robosuite", "exact", "near", "fast"] = (
+        "fast"  # robosuite's own; natively: its bits, near them, fastest
+    )
     lod_mm: float = 8.0  # meshes are simplified to this error in mm before rendering; 0: as LIBERO ships them
     multisample: int = 0  # samples a pixel of antialiasing; 0: none
     max_steps: int | None = None  # control steps an episode may take; null: the suite's own limit
@@ -77,7 +79,9 @@ class PolicyConfig:
     n_action_steps: int | None = None  # control steps of a chunk that run before the next look; null: the checkpoint's
     eta: float = 0.5  # noise scale of the flow's SDE while training; 0: the deterministic sampler
     sde: Literal["hybrid", "all"] = "hybrid"  # one random stochastic denoising step a chunk, or all of them
-    train: Literal["all_but_vision", "expert"] = "all_but_vision"  # parameters that RL moves (vision is always frozen)
+    train: Literal["all_but_vision"] = (
+        "all_but_vision"  # parameters that RL moves: what the checkpoint trains, less vision
+    )
 
     def validate(self) -> None:
         require(self.path is not None, "no policy: pass --policy.path=FOLDER with a lerobot checkpoint")
@@ -98,7 +102,9 @@ class GrpoConfig:
     dual_clip: float | None = 3.0  # bound of the loss for negative advantages; null: none
     kl_beta: float = 0.0  # weight of the KL to the first policy
     grad_clip: float = 1.0  # norm of the gradient
-    advantage_scale: Literal["none", "shared", "group"] = "none"  # centre only, one scale for all, or std of each group
+    advantage_scale: Literal["none", "shared", "std"] = (
+        "none"  # centre only, one std for all groups, or each group's own
+    )
 
     def validate(self) -> None:
         require(
@@ -127,38 +133,48 @@ class AnchorsConfig:
 @dataclass
 class DebiasConfig:
     kind: Literal["none", "isotonic", "released"] = "isotonic"  # released: the authors' buckets and constants
-    min_pairs: int = 64  # pairs (r_wm, r_env) before the calibration acts
-    max_pairs: int = 5000  # pairs kept, oldest dropped first
+    min_pairs: int = 40  # pairs (r_wm, r_env) before the calibration acts
+    max_pairs: int = 2000  # pairs kept, oldest dropped first
     refit_every: int = 1  # new pairs between two fits
+    shrink: bool = True  # towards the base rate, by the out-of-fold slope within groups
+    task_strength: float | None = (
+        None  # k: a task of n pairs has its own curve with weight n / (n + k); null: one curve
+    )
 
     def validate(self) -> None:
         require(self.min_pairs >= 2, f"debias.min_pairs={self.min_pairs}: a calibration needs at least 2 pairs")
         require(self.max_pairs >= self.min_pairs, "debias.max_pairs is below debias.min_pairs")
+        require(self.task_strength is None or self.task_strength > 0, "debias.task_strength must be positive, or null")
         require(self.refit_every >= 1, f"debias.refit_every={self.refit_every} must be at least 1")
 
 
 @dataclass
 class FusionConfig:
-    kind: Literal["none", "inverse_variance", "released", "mse", "ppi"] = "inverse_variance"
-    min_groups: int = 8  # anchor groups before weights leave 1
+    kind: Literal["none", "inverse_variance", "released", "mse", "reliability", "ppi"] = "inverse_variance"
+    min_groups: int = 4  # anchor groups before weights leave 1
     half_life_groups: float = 64.0  # of the running residual variance
-    max_weight: float = 4.0  # bound of an anchor group's weight over an imagined one's
+    max_weight: float | None = None  # bound of an anchor group's weight over an imagined one's; null: none
 
     def validate(self) -> None:
         require(self.min_groups >= 1, f"fusion.min_groups={self.min_groups} must be at least 1")
         require(self.half_life_groups > 0, "fusion.half_life_groups must be positive")
-        require(self.max_weight >= 1, f"fusion.max_weight={self.max_weight} must be at least 1")
+        require(
+            self.max_weight is None or self.max_weight >= 1, f"fusion.max_weight={self.max_weight} must be at least 1"
+        )
 
 
 @dataclass
 class GuardConfig:
     enabled: bool = True  # give the world model weight 0 while anchors show it useless
     min_pairs: int = 64  # pairs before it may act
-    min_rank_correlation: float = 0.1  # paired Spearman correlation under which the world model counts as useless
-    max_false_positives: float = 0.5  # share of real failures it may call successes
+    min_groups: int = 8  # anchor groups with contrast before the rank test may act
+    min_rank_correlation: float = 0.2  # within groups; the world model is useless while surely below
+    max_false_positives: float = 0.4  # share of real failures it may call successes; useless while surely above
+    window_groups: int = 64  # latest anchor groups that are judged
 
     def validate(self) -> None:
-        require(self.min_pairs >= 2, "guard.min_pairs must be at least 2")
+        require(self.min_pairs >= 2 and self.min_groups >= 1, "guard.min_pairs starts at 2, guard.min_groups at 1")
+        require(self.window_groups >= 1, f"guard.window_groups={self.window_groups} must be at least 1")
         require(0 <= self.max_false_positives <= 1, "guard.max_false_positives is outside 0..1")
 
 
@@ -309,7 +325,9 @@ class EvalConfig:
     videos: int = 0  # videos a task
     device: str = "auto"  # auto, cpu, cuda, mps
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    env: EnvConfig = field(default_factory=lambda: EnvConfig(split="official"))
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(split="official", stepping="exact", lod_mm=0.0, multisample=4)
+    )
     workers: WorkersConfig = field(default_factory=WorkersConfig)
 
     def ids(self) -> list[int]:
