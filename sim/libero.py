@@ -162,7 +162,7 @@ class LiberoEnv:
         self.steps = 0  # control steps since the end of settling
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
-        self._renderer = None
+        self._renderers: dict[int, object] = {}
 
     @cached_property
     def official_states(self) -> np.ndarray:
@@ -272,12 +272,12 @@ class LiberoEnv:
         if self.spec.stepping == "robosuite":
             env.step(np.asarray(action, dtype=np.float64))
             if sample:
-                self._observe()
+                self.observe()
         elif sample:
             from sim.stepping import SAMPLE_SUBSTEP
 
             self._stepper.run(action, 0, SAMPLE_SUBSTEP + 1)
-            self._observe()
+            self.observe()
             self._stepper.run(action, SAMPLE_SUBSTEP + 1)
         else:
             self._stepper.run(action)
@@ -287,7 +287,8 @@ class LiberoEnv:
         env._post_process()
         return bool(env._check_success())
 
-    def _observe(self) -> None:
+    def observe(self) -> None:
+        """Takes the observation now (what `step(sample=True)` does at robosuite's own instant); for restored states."""
         state = self.robot_state()
         self._observation = {STATE_KEY: state}
         if self.spec.image_size > 0:
@@ -301,25 +302,23 @@ class LiberoEnv:
 
     def robot_state(self) -> np.ndarray:
         """[8] float32: eef position (m), axis-angle (rad), two gripper joints (m)."""
-        ids, d = self._ids, self.data
+        ids, d = self.indices, self.data
         quat = d.xquat[ids["hand"]][[1, 2, 3, 0]]
         return np.concatenate([d.site_xpos[ids["grip_site"]], axis_angle(quat), d.qpos[ids["gripper_qpos"]]]).astype(np.float32)
 
     def render(self, camera: str = "agentview", size: int | None = None) -> np.ndarray:
-        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied."""
+        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied. One renderer is kept for every size."""
         from sim.render import CameraRenderer
 
         size = size or self.spec.image_size
-        if self._renderer is None or self._renderer[0] is not self.model or self._renderer[1] != size:
-            self.close_renderer()
-            made = CameraRenderer(self.model, size, self.spec.lod_mm, self.spec.multisample)
-            self._renderer = (self.model, size, made)
-        return self._renderer[2].render(self.model, self.data, camera)
+        if size not in self._renderers:
+            self._renderers[size] = CameraRenderer(self.model, size, self.spec.lod_mm, self.spec.multisample)
+        return self._renderers[size].render(self.model, self.data, camera)
 
     def close_renderer(self) -> None:
-        if self._renderer is not None:
-            self._renderer[2].close()
-            self._renderer = None
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
 
     def close(self) -> None:
         self.close_renderer()
@@ -347,14 +346,19 @@ class LiberoEnv:
             raise RuntimeError("snapshots need native stepping (exact, near or fast)")
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_kinematics(self.model, self.data)  # predicates and views read poses; the next substep recomputes the rest
+        for derive in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_comVel):  # what views read before the next step
+            derive(self.model, self.data)
         self._stepper.set_memory(snapshot.memory)
         self.steps, self._observation = snapshot.steps, dict(snapshot.observation)
         self._control.env._post_process()
 
     # ---- privileged state
     @property
-    def _ids(self) -> dict:
+    def has_look(self) -> bool:
+        return bool(self._observation)
+
+    @property
+    def indices(self) -> dict:
         """Indices into mjModel and mjData by name; remade when a hard reset compiled a new model."""
         env = self._control.env
         if getattr(self, "_ids_of", None) is not env.sim.model:
@@ -387,7 +391,7 @@ class LiberoEnv:
 
     def privileged(self) -> View:
         """Everything that is true about the present state (see sim.view)."""
-        ids, d, m = self._ids, self.data, self.model
+        ids, d, m = self.indices, self.data, self.model
         site, hand = ids["grip_site"], ids["hand"]
         return View(
             eef_pos=d.site_xpos[site].copy(),

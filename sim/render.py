@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import mujoco
 import numpy as np
@@ -42,7 +43,7 @@ class CameraRenderer:
 
     `lod_mm` > 0 simplifies the visual meshes, `multisample` is the number of samples a pixel (0: none). Both change pixels,
     so both belong into the manifest; benchmark scores use lod_mm=0 and MuJoCo's own multisample=4.
-    Must be used from the thread that made it (a GL context belongs to a thread).
+    Must be used from the thread that made it (a GL context belongs to a thread). `close()` frees the context.
     """
 
     def __init__(self, model: mujoco.MjModel, size: int, lod_mm: float = 0.0, multisample: int = 4):
@@ -53,6 +54,7 @@ class CameraRenderer:
         self.faces = simplify_meshes(shown, lod_mm / 1000.0) if lod_mm > 0 else int(shown.mesh_facenum.sum())
         self._model = shown
         self._renderer = mujoco.Renderer(shown, size, size)
+        self.close = weakref.finalize(self, self._renderer.close)  # at exit too, while the GL library is still there
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0  # collision geometry
 
@@ -64,6 +66,3 @@ class CameraRenderer:
         upright = self._renderer.render()
         robosuite_frame = upright[::-1]  # robosuite hands out OpenGL's bottom row first
         return np.ascontiguousarray(robosuite_frame[::-1, ::-1])
-
-    def close(self) -> None:
-        self._renderer.close()

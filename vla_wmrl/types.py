@@ -26,6 +26,7 @@ class Start:
     snapshot: Any = field(default=None, repr=False)  # full simulator state, opaque to the core
     state: np.ndarray | None = field(default=None, repr=False)  # [S] float32, the world model's view of it
     progress: float = 0.0  # stage progress in [0, 1] at the start
+    previous: np.ndarray | None = field(default=None, repr=False)  # [7] the action that led here; None: settling's
 
     @property
     def key(self) -> tuple[int, int, int, int]:

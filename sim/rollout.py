@@ -1,0 +1,249 @@
+"""Closed-loop rollouts of a policy in LIBERO, several at a time in one simulator by switching its state between looks.
+
+Everything that is random is keyed by (seed, task, init, episode, look, member), and the policy is always called with the
+same batch shape, so a rollout does not depend on which others run beside it, on the number of workers or on a resume.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from sim.libero import EnvSpec, LiberoEnv, Snapshot
+from sim.progress import progress
+from sim.protocol import STATE_KEY
+from sim.state import read_state
+from sim.workers import Context
+from vla_wmrl.policies.base import Policy
+from vla_wmrl.types import Rollout, Start
+
+
+@dataclass(frozen=True)
+class PolicyRef:
+    """A policy by name: a checkpoint folder, and (for a policy in training) a file with newer weights."""
+
+    path: str
+    eta: float = 0.0
+    sde: str = "hybrid"
+    n_action_steps: int | None = None
+    weights: str | None = None  # safetensors of the parameters that train
+    version: int = 0
+
+    def load(self, context: Context) -> Policy:
+        from vla_wmrl.policies.flow import FlowPolicy
+
+        base = (self.path, self.eta, self.sde, self.n_action_steps)
+        policy = context.keep(("policy", base), lambda: FlowPolicy.from_pretrained(*base))
+        newest = (self.weights, self.version)
+        if self.weights is not None and context.kept.get(("weights", base)) != newest:
+            from safetensors.torch import load_file
+
+            policy.policy.load_state_dict(load_file(self.weights), strict=False)
+            context.kept[("weights", base)] = newest
+        return policy
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One real trajectory at the control rate, for fitting world models. T control steps, S state dimensions."""
+
+    task_id: int
+    init_id: int
+    states: np.ndarray  # [T + 1, S] float32
+    actions: np.ndarray  # [T, 7] float32, as executed
+    progress: np.ndarray  # [T + 1] float32
+    success: np.ndarray  # [T + 1] bool, the goal holds at that step
+    previous: np.ndarray  # [7] float32, the action before the first
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one rollout left behind."""
+
+    rollout: Rollout
+    trace: Trace | None = None
+    starts: tuple[Start, ...] = ()  # a branch start for every look
+    frames: np.ndarray | None = None  # [T, H, W, 3] uint8, for people
+
+
+@dataclass
+class _Member:
+    """One rollout in progress; `snapshot` is its state at the last look."""
+
+    start: Start
+    member: int
+    snapshot: Snapshot
+    state: np.ndarray
+    progress: float
+    previous: np.ndarray
+    steps: int = 0
+    success: bool = False
+    beyond: int = 0  # looks left to run after success
+    inputs: list = field(default_factory=list)
+    chains: list = field(default_factory=list)
+    sde_steps: list = field(default_factory=list)
+    executed: list = field(default_factory=list)
+    states: list = field(default_factory=list)
+    progresses: list = field(default_factory=list)
+    dense: list = field(default_factory=list)  # (state, action, progress, success) of every control step
+    starts: list = field(default_factory=list)
+    frames: list = field(default_factory=list)
+
+
+OPEN_HAND = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # the action that precedes every episode (settling)
+
+
+@dataclass(frozen=True)
+class RolloutJob:
+    """Rollouts from `starts` (with `members` as the last part of the noise key) by one policy in one task."""
+
+    spec: EnvSpec
+    starts: tuple[Start, ...] = field(repr=False)
+    members: tuple[int, ...]
+    policy: PolicyRef
+    seed: tuple[int, ...]
+    stochastic: bool = True
+    max_looks: int | None = None  # ends a branch; None: the suite's limit of control steps
+    max_steps: int | None = None  # control steps, counted from the start of the episode; None: the suite's
+    beyond: int = 0  # looks to go on after success (for world-model data)
+    width: int = 8  # rollouts side by side; the policy's batch shape
+    record: bool = False  # keep traces
+    keep_starts: bool = False  # keep a branch start for every look
+    video_size: int = 0  # pixels of the frames kept for people; 0: none
+
+    @property
+    def affinity(self) -> tuple:
+        return (self.spec,)
+
+    def run(self, context: Context) -> list[Recorded]:
+        env = context.keep(("env", self.spec), lambda: LiberoEnv(self.spec))
+        return run(env, self.policy.load(context), self)
+
+
+def run(env: LiberoEnv, policy: Policy, job: RolloutJob) -> list[Recorded]:
+    """One Recorded per start, in the order of `job.starts`."""
+    queue = deque(enumerate(zip(job.starts, job.members, strict=True)))
+    active: dict[int, _Member] = {}
+    results: dict[int, Recorded] = {}
+    while queue or active:
+        while queue and len(active) < job.width:
+            index, (start, member) = queue.popleft()
+            active[index] = _begin(env, job, start, member)
+        inputs, sample = _ask(env, policy, job, list(active.values()))
+        for row, index in enumerate(list(active)):
+            member = active[index]
+            member.inputs.append({k: v[row].numpy() for k, v in inputs.items()})
+            member.chains.append(sample.chain[row].numpy())
+            member.sde_steps.append(int(sample.sde_step[row]))
+            if _advance(env, job, member, sample.actions[row].numpy(), policy.n_action_steps):
+                results[index] = _finish(job, member)
+                del active[index]
+    return [results[i] for i in range(len(results))]
+
+
+def begin(env: LiberoEnv, start: Start, split_key: Sequence[int] = ()) -> None:
+    """Puts `env` where `start` says: an initial state of its split, or a stored state of the simulator."""
+    if start.snapshot is not None:
+        env.restore(start.snapshot)
+        if not env.has_look:
+            env.observe()
+        return
+    official = start.split == "official"
+    init = env.official_states[start.init_id] if official else env.sample_state(start.init_id)
+    env.reset(init, key=(start.task_id, start.init_id, start.episode, *split_key))
+
+
+def _begin(env: LiberoEnv, job: RolloutJob, start: Start, member: int) -> _Member:
+    begin(env, start)
+    previous = OPEN_HAND if start.previous is None else start.previous
+    made = _Member(start, member, env.snapshot(), read_state(env), progress(env.privileged()), previous)
+    made.states.append(made.state)
+    made.progresses.append(made.progress)
+    if job.video_size:
+        made.frames.append(env.render("agentview", job.video_size))
+    return made
+
+
+def _ask(env: LiberoEnv, policy: Policy, job: RolloutJob, members: list[_Member]):
+    """The policy's answer to all looks at once, padded to `job.width` rows so that the batch shape never changes."""
+    rows = members + [members[-1]] * (job.width - len(members))
+    looks = [m.snapshot.observation for m in rows]
+    images = {k: torch.from_numpy(np.stack([o[k] for o in looks])) for k in looks[0] if k != STATE_KEY}
+    state = torch.from_numpy(np.stack([o[STATE_KEY] for o in looks]))
+    inputs = policy.encode(images, state, [env.task.language] * len(rows))
+    keys = [(*job.seed, *m.start.key, len(m.chains), m.member) for m in rows]
+    return inputs, policy.sample(inputs, keys, job.stochastic)
+
+
+def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n_action_steps: int) -> bool:
+    """Runs one chunk of `m`; returns whether its rollout is over."""
+    limit = (job.max_steps or env.max_steps) - m.snapshot.steps
+    env.restore(m.snapshot)
+    if job.keep_starts:
+        look = m.start.look + len(m.executed)
+        m.starts.append(replace(m.start, episode=m.start.episode * 1000 + m.member, look=look, snapshot=m.snapshot,
+                                state=m.state, progress=m.progress, previous=m.previous))  # fmt: skip
+    executed = np.zeros(len(actions), dtype=bool)
+    n, before = min(n_action_steps, limit), m.success
+    for i in range(n):
+        success = env.step(actions[i], sample=i == n - 1)
+        if not before:
+            executed[i] = not m.success
+            m.steps += not m.success
+        m.success |= success
+        m.previous = actions[i].astype(np.float32)
+        if job.record:
+            m.dense.append((read_state(env), m.previous, progress(env.privileged()), success))
+        if job.video_size:
+            m.frames.append(env.render("agentview", job.video_size))
+        if m.success and job.beyond == 0:
+            break
+    m.snapshot, m.state, m.progress = env.snapshot(), read_state(env), progress(env.privileged())
+    if before:  # looks after success are data for the world model, not part of the rollout
+        m.inputs.pop(), m.chains.pop(), m.sde_steps.pop()
+        m.beyond = m.beyond - 1
+        return m.beyond == 0 or env.steps >= (job.max_steps or env.max_steps)
+    m.executed.append(executed)
+    m.states.append(m.state)
+    m.progresses.append(1.0 if m.success else m.progress)
+    if m.success:
+        m.beyond = job.beyond
+        return job.beyond == 0
+    over = job.max_looks is not None and len(m.executed) >= job.max_looks
+    return over or env.steps >= (job.max_steps or env.max_steps)
+
+
+def _finish(job: RolloutJob, m: _Member) -> Recorded:
+    rollout = Rollout(
+        start=m.start,
+        member=m.member,
+        source="real",
+        inputs={k: np.stack([i[k] for i in m.inputs]) for k in m.inputs[0]},
+        chain=np.stack(m.chains),
+        sde_step=np.array(m.sde_steps),
+        executed=np.stack(m.executed),
+        states=np.stack(m.states),
+        progress=np.array(m.progresses, dtype=np.float32),
+        success=m.success,
+        terminated=m.success,
+        truncated=not m.success,
+        steps=m.steps,
+    )
+    trace = None
+    if job.record:
+        states, actions, progresses, successes = zip(*m.dense, strict=True)
+        previous = OPEN_HAND if m.start.previous is None else m.start.previous
+        trace = Trace(
+            task_id=m.start.task_id,
+            init_id=m.start.init_id,
+            states=np.stack([m.states[0], *states]),
+            actions=np.stack(actions),
+            progress=np.array([m.progresses[0], *progresses], dtype=np.float32),
+            success=np.array([False, *successes]),
+            previous=previous,
+        )
+    return Recorded(rollout, trace, tuple(m.starts), np.stack(m.frames) if m.frames else None)
