@@ -1,8 +1,9 @@
 """Group baselines: rewards of G rollouts from one start -> advantages. Pure (GRPO, arXiv 2402.03300; RWML/WMRL 2.5).
 
 Non-obvious behaviour
-* The default only centres. Dividing by each group's own noisy std gives every group unit norm, which breaks the equal expectation
-  of the two gradient streams that the fusion rests on (WMRL Eq. 5); "std" is there for parity with the papers.
+* The default only centres. Dividing by each group's own noisy std gives every group unit norm, which breaks the equal
+  expectation of the two gradient streams that the fusion rests on (WMRL Eq. 5); "std" is there for parity with the
+  papers.
 * A missing reward is absent: it enters no mean, no std, and its advantage is 0.
 """
 
@@ -23,8 +24,8 @@ def group_advantages(
     """Advantages [M, G] float64 of rewards [M, G] with presence mask valid [M, G], and zero_spread [M] bool.
 
     scale "none": r - group mean. "shared": that / (one std + eps), `shared_std` or the `pooled_std` of these groups.
-    "std": that / (the group's population std + eps). A group with fewer than two valid rewards, or with all of them equal, has
-    advantages of exactly 0 and zero_spread True.
+    "std": that / (the group's population std + eps). A group with fewer than two valid rewards, or with all of them
+    equal, has advantages of exactly 0 and zero_spread True.
     """
     if scale not in SCALES:
         raise ValueError(f"scale={scale!r}, expected one of {SCALES}")
@@ -40,7 +41,7 @@ def group_advantages(
 
 
 def pooled_std(rewards: np.ndarray, valid: np.ndarray) -> float:
-    """One within-group std over all centred rewards [M, G]: sqrt(sum of squares / sum(valid in group - 1)); 0 if undefined."""
+    """Within-group std pooled over groups [M, G]: sqrt(sum of centred squares / sum(valid - 1)); 0 if undefined."""
     centred, count = _centre(rewards, valid)
     freedom = np.sum(np.maximum(count - 1, 0))
     return float(np.sqrt(np.sum(centred**2) / freedom)) if freedom else 0.0

@@ -1,16 +1,15 @@
-"""Online debiasing: a monotone map f from world-model rewards to expected real rewards, learned from anchors (WMRL 3.3).
+"""Online debiasing: a monotone map f from world-model to expected real rewards, learned from anchors (WMRL 3.3).
 
-Affine maps of a reward are cancelled by the group baseline (up to scale); a monotone map that is not affine is not, and it cannot
-reorder a group. Two forms:
+Affine maps of a reward are cancelled by the group baseline (up to scale); a monotone map that is not affine is not, and
+it cannot reorder a group. Two forms:
 
-* "isotonic" (default): pool-adjacent-violators on the *ranks* of the raw pairs, each block's value placed at its mean rank and
-  interpolated between blocks (centred isotonic regression, Oron & Flournoy 2017). Ranks make f(h(r_wm)) the same for every
-  strictly increasing h; centring halves the ties that plateaus would make inside a group. Then f is shrunk towards the base
-  rate by its own out-of-fold, within-group slope: few pairs or a world model without insight give slope 0, hence no gradient.
+* "isotonic" (default): pool-adjacent-violators on the raw pairs, as a function of the score's *rank*, so that
+  f(h(r_wm)) is the same for every strictly increasing h. Then f is shrunk towards the base rate by its own out-of-fold,
+  within-group slope: few pairs or a world model without insight give slope 0, hence no gradient.
 * "released": the authors' code (methods.md 2.2), 10 equal-width bins on [0, 1], weighted PAV, linear interpolation.
 
 Non-obvious behaviour
-* f is the identity until `min_pairs` pairs have been seen (`ready` is False); the caller decides whether to train on it.
+* f is the identity until `min_pairs` pairs have been seen; `ready` says so, and the caller decides what to do.
 * A pair never calibrates itself: call `transform` on a step's rewards before `observe` on its pairs.
 * NaN goes in, NaN comes out: a missing reward stays missing. Pairs with a NaN are dropped.
 """
@@ -29,7 +28,7 @@ FORMS = ("isotonic", "released")
 
 @dataclass(frozen=True)
 class Curve:
-    """A fitted monotone map: np.interp over (x, y), of the score itself or, with `reference` [n] sorted, of its rank in [0, 1]."""
+    """A fitted monotone map: interpolates (x, y) at the score, or at its rank in `reference` [n] if that is given."""
 
     x: np.ndarray
     y: np.ndarray
@@ -40,13 +39,11 @@ class Curve:
 
 
 def fit_isotonic(scores: np.ndarray, rewards: np.ndarray) -> Curve:
-    """Centred isotonic regression of rewards [n] on the ranks of scores [n]; equal scores are one point."""
-    reference = np.sort(scores)
+    """Isotonic regression of rewards [n] on the ranks of scores [n]; equal scores are one point."""
     points, index, count = np.unique(scores, return_inverse=True, return_counts=True)
     value = isotonic_regression(np.bincount(index, rewards) / count, sample_weight=count)
-    block = np.cumsum(np.diff(value, prepend=value[0]) != 0.0)
-    rank = np.bincount(block, count * _rank(reference, points)) / np.bincount(block, count)
-    return Curve(rank, value[np.diff(block, prepend=-1) != 0], reference)
+    reference = np.sort(scores)
+    return Curve(_rank(reference, points), value, reference)
 
 
 def fit_binned(scores: np.ndarray, rewards: np.ndarray, bins: int = 10) -> Curve | None:
@@ -68,19 +65,20 @@ class IsotonicDebiaser:
         *,
         min_pairs: int = 40,
         refit_every: int = 1,
-        window: int = 2000,
+        max_pairs: int = 2000,
         shrink: bool = True,
         task_strength: float | None = None,
         folds: int = 5,
     ):
-        """min_pairs: identity below it. refit_every: new pairs before a refit. window: pairs kept (FIFO; it forgets old policies).
+        """min_pairs: identity below it. refit_every: new pairs before a refit. max_pairs: kept, oldest dropped first.
 
-        shrink: multiply deviations from the base rate by the out-of-fold within-group slope. task_strength: None pools all tasks;
-        k lets task t have its own curve with weight n_t / (n_t + k). folds: of the cross-fitting, over groups.
+        shrink: multiply deviations from the base rate by the out-of-fold within-group slope. task_strength: None pools
+        all tasks; k lets task t have its own curve with weight n_t / (n_t + k). folds: of the cross-fitting, over
+        groups.
         """
         if form not in FORMS:
             raise ValueError(f"form={form!r}, expected one of {FORMS}")
-        self.form, self.min_pairs, self.refit_every, self.window = form, min_pairs, refit_every, window
+        self.form, self.min_pairs, self.refit_every, self.max_pairs = form, min_pairs, refit_every, max_pairs
         self.shrink, self.task_strength, self.folds = shrink, task_strength, folds
         self.pairs_, self.groups_, self.tasks_ = np.empty((0, 2)), np.empty(0, np.int64), np.empty(0, np.int64)
         self.since_fit_ = 0
@@ -89,8 +87,8 @@ class IsotonicDebiaser:
 
     @classmethod
     def released(cls) -> IsotonicDebiaser:
-        """The authors' constants: identity until 200 pairs, a refit every 64, 5000 pairs kept, no shrinkage (methods.md 2.2)."""
-        return cls("released", min_pairs=200, refit_every=64, window=5000, shrink=False)
+        """The authors' constants (methods.md 2.2): identity until 200 pairs, a refit every 64, 5000 pairs kept."""
+        return cls("released", min_pairs=200, refit_every=64, max_pairs=5000, shrink=False)
 
     @property
     def ready(self) -> bool:
@@ -106,11 +104,11 @@ class IsotonicDebiaser:
         return np.where(np.isnan(r_wm), np.nan, calibrated)
 
     def observe(self, pairs: np.ndarray, groups: np.ndarray, tasks: np.ndarray | None = None) -> None:
-        """Add pairs [n, 2] of (r_wm, r_env) from anchor groups [n] (ids unique over the run) of tasks [n]; refit when due."""
+        """Add pairs [n, 2] of (r_wm, r_env) from groups [n] (ids unique in the run) of tasks [n]; refit when due."""
         pairs, groups, tasks = _clean(pairs, groups, tasks)
-        self.pairs_ = np.concatenate([self.pairs_, pairs])[-self.window :]
-        self.groups_ = np.concatenate([self.groups_, groups])[-self.window :]
-        self.tasks_ = np.concatenate([self.tasks_, tasks])[-self.window :]
+        self.pairs_ = np.concatenate([self.pairs_, pairs])[-self.max_pairs :]
+        self.groups_ = np.concatenate([self.groups_, groups])[-self.max_pairs :]
+        self.tasks_ = np.concatenate([self.tasks_, tasks])[-self.max_pairs :]
         self.since_fit_ += len(pairs)
         if len(self.pairs_) >= self.min_pairs and self.since_fit_ >= self.refit_every:
             self._refit()
@@ -120,15 +118,20 @@ class IsotonicDebiaser:
         pairs, groups, tasks = _clean(pairs, groups, tasks)
         if not len(pairs):
             raise ValueError("fit: no pair has both rewards")
-        self.pairs_, self.groups_, self.tasks_ = pairs[-self.window :], groups[-self.window :], tasks[-self.window :]
+        self.pairs_, self.groups_, self.tasks_ = (
+            pairs[-self.max_pairs :],
+            groups[-self.max_pairs :],
+            tasks[-self.max_pairs :],
+        )
         self.curves_ = {}
         self._refit()
         return self
 
     def out_of_fold(self, pairs: np.ndarray, groups: np.ndarray, tasks: np.ndarray | None = None) -> np.ndarray:
-        """f(r_wm) [n] for pairs [n, 2], each from a fit on *other* groups' pairs; NaN for pairs with a NaN, or without other groups.
+        """f(r_wm) [n] for pairs [n, 2], each from a fit on *other* groups' pairs.
 
-        For diagnostics, and to prime the fusion. In the loop `transform` before `observe` is out of fold already.
+        NaN for pairs with a NaN, or when there are no other groups. For diagnostics, and to prime the fusion; in the
+        loop, `transform` before `observe` is out of fold already.
         """
         pairs, groups, tasks = np.asarray(pairs, np.float64), np.asarray(groups), _tasks(tasks, len(pairs))
         keep = np.isfinite(pairs).all(axis=1)
@@ -137,11 +140,15 @@ class IsotonicDebiaser:
         return result
 
     def diagnostics(self, *, threshold: float = 0.5, success: float = 0.5) -> dict[str, float]:
-        """Raw and out-of-fold calibrated figures over the kept pairs: `report` of both, prefixed, and the reduction of bias."""
+        """`report` of the kept pairs, raw ("before_") and calibrated out of fold ("after_"), and what that gained."""
         r_wm, r_env = self.pairs_.T
         before = report(r_wm, r_env, self.groups_, threshold=threshold, success=success)
         after = report(
-            self.out_of_fold(self.pairs_, self.groups_, self.tasks_), r_env, self.groups_, threshold=threshold, success=success
+            self.out_of_fold(self.pairs_, self.groups_, self.tasks_),
+            r_env,
+            self.groups_,
+            threshold=threshold,
+            success=success,
         )
         figures = {f"before_{k}": v for k, v in before.items()} | {f"after_{k}": v for k, v in after.items()}
         reduction = 1.0 - after["within_mse"] / before["within_mse"] if before["within_mse"] else float("nan")
@@ -205,9 +212,9 @@ class IsotonicDebiaser:
     def _slope(self, pairs: np.ndarray, groups: np.ndarray, tasks: np.ndarray) -> float:
         """Slope in [0, 1] of real on out-of-fold calibrated rewards, both centred within their group.
 
-        PAV fits noise: on a world model without insight it still spreads its values (by ~ln(n)/n of the rewards' variance), and
-        scores that only tell easy starts from hard ones say nothing inside a group. This slope is the cure for both. 1 where
-        the pairs cannot tell: fewer than two groups, or no group with two pairs.
+        PAV fits noise: on a world model without insight it still spreads its values (by ~ln(n)/n of the rewards'
+        variance), and scores that only tell easy starts from hard ones say nothing inside a group. This slope is the
+        cure for both. 1 where the pairs cannot tell: fewer than two groups, or no group with two pairs.
         """
         if not 2 <= len(np.unique(groups)) < len(groups):
             return 1.0
@@ -220,10 +227,11 @@ class IsotonicDebiaser:
 def report(
     predicted: np.ndarray, r_env: np.ndarray, groups: np.ndarray, *, threshold: float, success: float
 ) -> dict[str, float]:
-    """How predicted rewards [n] meet real ones [n]: bias, within-group error, ECE, rank correlation, AUC, false positives.
+    """How predicted rewards [n] meet real ones [n].
 
-    bias: mean(predicted - r_env). within_mse: mean square of that after centring in each group, all that a group baseline sees.
-    A predicted reward >= `threshold` counts as a predicted success, a real one >= `success` as a success.
+    bias: mean(predicted - r_env). within_mse: mean square of that after centring in each group, all that a group
+    baseline sees. A predicted reward >= `threshold` counts as a predicted success, a real one >= `success` as a
+    success.
     """
     predicted, r_env, groups = (np.asarray(a) for a in (predicted, r_env, groups))
     keep = np.isfinite(predicted) & np.isfinite(r_env)

@@ -1,25 +1,25 @@
-"""Fusing the two gradient streams: anchors graded for real, the other groups by the calibrated world model (WMRL 3.3, Eq. 5).
+"""Fusing two gradient streams: anchors graded for real, other groups by the calibrated world model (WMRL Eq. 5).
 
     g = (w_E sum_E g_i + w_WM sum_WM g_i) / (w_E |G_E| + w_WM |G_WM|),    w = 1 / V
 
-The batch loss averages m = |G_E| + |G_WM| groups, so the factors that turn group advantages into this g are w_E m / (w_E |G_E| +
-w_WM |G_WM|) and the same with w_WM: their mean over the batch's groups is 1 and the step size does not inflate. Kinds, with
-V_E = 1 and f, r the calibrated and real rewards of anchors, centred in their group:
+The batch loss averages m = |G_E| + |G_WM| groups, so the factors that turn group advantages into this g are
+w_E m / (w_E |G_E| + w_WM |G_WM|) and the same with w_WM: their mean over the batch's groups is 1 and the step size does
+not inflate. Kinds, with V_E = 1 and f, r the calibrated and real rewards of anchors, centred in their group:
 
-    none                factors 1
-    inverse_variance    V_WM = 1 + s^2, s^2 = E[(f - r)^2] / E[r^2]: Eq. 5 without a free parameter (methods.md 2.3, c = 1)
-    released            the authors' code: factor clip(1 + c s^2, 1, 4) on anchors, no denominator, c set once (methods.md 2.3)
-    mse                 as inverse_variance, with the part of the residual that is a bias set apart: it does not average out over
-                        groups, so V_WM = 1 + (s^2 - b^2) + |G_WM| b^2, where b^2 = (E[f r] - E[f^2])^2 / (E[f^2] E[r^2])
-    reliability         w_WM / w_E = R^2 = E[f r]^2 / (E[f^2] E[r^2]), both streams scaled alike. A calibrated f = E[r | r_wm] is
-                        shrunk by R^2; the unbiased f / R^2 has V_WM = 1 / R^2, and R^2 (f / R^2) = f. Unlike 1 + s^2 (at most 2
-                        for a calibrated f) it goes over into plain GRPO on anchors as the world model fails.
-    ppi                 g = lam mean_WM g(f) + mean_E [g(r) - lam g(f)]: unbiased for any f (2301.09633, 2311.01453), with
-                        lam = E[f r] / ((1 + |G_E| / |G_WM|) E[f^2]) clipped to [0, 1]
+* none: factors 1.
+* inverse_variance: V_WM = 1 + s^2, s^2 = E[(f - r)^2] / E[r^2]. Eq. 5 without a free parameter (methods.md 2.3, c = 1).
+* released: the authors' code (methods.md 2.3). clip(1 + c s^2, 1, 4) on anchors, no denominator, c set once.
+* mse: as inverse_variance, but the part of the residual that is a bias does not average out over groups, so
+  V_WM = 1 + (s^2 - b^2) + |G_WM| b^2 with b^2 = (E[f r] - E[f^2])^2 / (E[f^2] E[r^2]).
+* reliability: w_WM / w_E = R^2 = E[f r]^2 / (E[f^2] E[r^2]), both streams with the same factor. A calibrated
+  f = E[r | r_wm] is r shrunk by R^2; the unbiased f / R^2 has V_WM = 1 / R^2, and R^2 (f / R^2) = f. Where 1 + s^2
+  is at most 2 for a calibrated f, this one goes over into plain GRPO on the anchors as the world model fails.
+* ppi: g = lam mean_WM g(f) + mean_E [g(r) - lam g(f)], unbiased for any f (2301.09633, 2311.01453), with
+  lam = E[f r] / ((1 + |G_E| / |G_WM|) E[f^2]) clipped to [0, 1].
 
 Non-obvious behaviour
-* Statistics are ratios of running means over *all* anchor groups, those without contrast in r too: a world model that sees
-  contrast where there is none is charged for it. Only "released" skips them, as the authors do.
+* Statistics are ratios of running means over *all* anchor groups, those without contrast in r too: a world model that
+  sees contrast where there is none is charged for it. Only "released" skips them, as the authors do.
 * f must come from a calibration fitted without these pairs: `debias.transform` before `debias.observe`.
 """
 
@@ -37,11 +37,12 @@ KINDS = ("none", "inverse_variance", "released", "mse", "reliability", "ppi")
 
 
 class Weights(NamedTuple):
-    """Factors on group advantages: of anchors' A(r_env), of imagined groups' A(f), of anchors' twins' A(f) (only "ppi").
+    """Factors on advantages: anchors' A(r_env), imagined groups' A(f), anchors' twins' A(f) (only "ppi").
 
-    Where a twin is a rollout of its own (imagined with the same noise keys) it is one more row with advantage twin * A(f); where
-    the world model scored the very rollout that ran, that rollout has anchor * A(r_env) + twin * A(f). The first form needs
-    `look_weights(..., n_rollouts)` without the twins, and its variance falls only as far as twins follow the real rollouts.
+    Where a twin is a rollout of its own (imagined with the same noise keys) it is one more row with advantage twin *
+    A(f); where the world model scored the very rollout that ran, that rollout has anchor * A(r_env) + twin * A(f). The
+    first form needs `look_weights(..., n_rollouts)` without the twins, and its variance falls only as far as twins
+    follow the real rollouts.
     """
 
     anchor: float
@@ -51,17 +52,18 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Guard:
-    """When the paired anchors show the world model useless. Confident of it, not merely unlucky: both tests use a bound.
+    """When paired anchors show the world model useless: both tests use a confidence bound, not the point estimate.
 
-    Rank correlation: of ranks within groups, pooled; its upper `confidence` bound (bootstrap over groups) below `min_rank_corr`.
-    False positives: share of real failures (r < success) with f >= threshold; its lower Wilson bound above `max_fpr`. `threshold`
-    None is the median f of real successes, so that neither base rate nor calibration moves it (chance is then 0.5).
+    Rank correlation: of ranks within groups, pooled; its upper `confidence` bound (bootstrap over groups) below
+    `min_rank_correlation`. False positives: share of real failures (r < success) with f >= threshold; its lower Wilson
+    bound above `max_false_positives`. `threshold` None is the median f of real successes, so that neither base rate nor
+    calibration moves it (chance is then 0.5).
     """
 
     min_pairs: int = 64
     min_groups: int = 8  # with contrast in r, for the rank test
-    min_rank_corr: float = 0.2
-    max_fpr: float = 0.4
+    min_rank_correlation: float = 0.2
+    max_false_positives: float = 0.4
     threshold: float | None = None
     success: float = 0.5
     confidence: float = 0.95
@@ -73,23 +75,23 @@ class Guard:
         if len(f) < self.min_pairs:
             return ""
         corr, upper, contrast = _rank_correlation_bound(f, r_env, groups, self.confidence)
-        if contrast >= self.min_groups and upper < self.min_rank_corr:
-            return (
-                f"rank correlation with {contrast} real groups is {corr:.2f}, at most {upper:.2f} < {self.min_rank_corr}"
-            )
+        if contrast >= self.min_groups and upper < self.min_rank_correlation:
+            bound = f"at most {upper:.2f} < {self.min_rank_correlation}"
+            return f"rank correlation with {contrast} real groups is {corr:.2f}, {bound}"
         succeeded = r_env >= self.success
         n_failed = int(np.sum(~succeeded))
         if min(n_failed, int(succeeded.sum())) >= self.min_groups:
             threshold = float(np.median(f[succeeded])) if self.threshold is None else self.threshold
             false = int(np.sum(f[~succeeded] >= threshold))
             lower, _ = stats.wilson(false, n_failed, z=float(norm.ppf(self.confidence)))
-            if lower > self.max_fpr:
-                return f"{false} of {n_failed} real failures score at least {threshold:.3g}: at least {lower:.2f} > {self.max_fpr}"
+            if lower > self.max_false_positives:
+                bound = f"at least {lower:.2f} > {self.max_false_positives}"
+                return f"{false} of {n_failed} real failures score {threshold:.3g} or more: {bound}"
         return ""
 
 
 class Fusion:
-    """Running residual statistics of the anchors, and the stream factors they give. Fitted: `moments_`, `released_`, `reason_`."""
+    """Running residual statistics of the anchors, and the factors they give. Fitted: names ending in `_`."""
 
     TARGET, RHO, WARMUP, W_MAX, MIN_VAR = 2.0, 1.0, 32, 4.0, 1e-9  # "released" (methods.md 2.3)
 
@@ -99,13 +101,18 @@ class Fusion:
         *,
         half_life_groups: float = 64.0,
         min_groups: int = 4,
+        max_weight: float = np.inf,
         guard: Guard | None = None,
         guard_window: int = 64,
     ):
-        """half_life_groups: of the running means. min_groups: anchor groups seen before weights leave 1. guard_window: groups it sees."""
+        """half_life_groups: of the running means. min_groups: anchor groups seen before weights leave 1. max_weight:
+        bound of w_E / w_WM ("inverse_variance", "mse"; Eq. 5 needs none). guard_window: latest anchor groups that the
+        guard sees.
+        """
         if kind not in KINDS:
             raise ValueError(f"kind={kind!r}, expected one of {KINDS}")
-        self.kind, self.min_groups, self.guard, self.guard_window = kind, min_groups, guard, guard_window
+        self.kind, self.min_groups, self.max_weight = kind, min_groups, max_weight
+        self.guard, self.guard_window = guard, guard_window
         self.rate = 1.0 - 0.5 ** (1.0 / half_life_groups)
         self.n_groups_ = 0
         self.moments_ = np.zeros(4)  # running sums of E[(f - r)^2], E[r^2], E[f r], E[f^2], before bias correction
@@ -119,7 +126,7 @@ class Fusion:
         return self.kind == "ppi"
 
     def observe(self, f: np.ndarray, r_env: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Anchor groups' out-of-fold calibrated rewards f [M, G] and real ones r_env [M, G]; NaN or not `valid` entries are absent."""
+        """Anchors' out-of-fold calibrated rewards f [M, G] and real ones r_env [M, G]; NaN or not `valid`: absent."""
         f, r_env = np.asarray(f, np.float64), np.asarray(r_env, np.float64)
         present = np.isfinite(f) & np.isfinite(r_env) & (True if valid is None else np.asarray(valid, bool))
         for f_g, r_g, valid_g in zip(f, r_env, present, strict=True):
@@ -129,10 +136,11 @@ class Fusion:
             self.reason_ = self.guard.useless(self.recent_[:, 1], self.recent_[:, 2], self.recent_[:, 0])
 
     def weights(self, n_anchor: int, n_wm: int, wm_ok: bool = True) -> Weights:
-        """Factors on the advantages of n_anchor real and n_wm imagined groups, for a loss that averages n_anchor + n_wm groups.
+        """Factors on group advantages, for a loss that averages n_anchor real and n_wm imagined groups.
 
-        With `wm_ok` False (the calibration is not ready), or a guard that fired, the imagined groups get 0 and the anchors the
-        full step: plain GRPO. Without anchors the world model stands alone: (1, 1), or 0 if it must not be used.
+        With `wm_ok` False (the calibration is not ready), or a guard that fired, the imagined groups get 0 and the
+        anchors the full step: plain GRPO. Without anchors the world model stands alone: (1, 1), or 0 if it must not be
+        used.
         """
         m = n_anchor + n_wm
         if self.reason_ or not wm_ok:
@@ -155,7 +163,7 @@ class Fusion:
         return float(np.clip(1.0 + c * s2, 1.0, self.W_MAX))
 
     def statistics(self) -> dict[str, float]:
-        """Running s2, bias2 (b^2), r2 (R^2), lam0 (E[f r] / E[f^2]), groups seen and whether the guard fired, for metrics."""
+        """Running s2, bias2 (b^2), r2 (R^2), lam0 (E[f r] / E[f^2]), groups seen, whether the guard fired."""
         s2, bias2, r2, lam0 = self._ratios()
         return {
             "s2": s2,
@@ -214,7 +222,8 @@ class Fusion:
         s2, bias2, r2, _ = self._ratios()
         if self.kind == "reliability":
             return r2
-        return 1.0 / (1.0 + (s2 if self.kind == "inverse_variance" else max(s2 - bias2, 0.0) + n_wm * bias2))
+        v_wm = 1.0 + (s2 if self.kind == "inverse_variance" else max(s2 - bias2, 0.0) + n_wm * bias2)
+        return 1.0 / min(v_wm, self.max_weight)
 
     def _lam(self, n_anchor: int, n_wm: int) -> float:
         if self.n_groups_ < self.min_groups:
@@ -225,7 +234,7 @@ class Fusion:
 def _rank_correlation_bound(
     f: np.ndarray, r: np.ndarray, groups: np.ndarray, confidence: float
 ) -> tuple[float, float, int]:
-    """Pooled within-group rank correlation over groups with contrast in r, its upper bootstrap bound, and their number."""
+    """Pooled within-group rank correlation over groups with contrast in r, its upper bound, and their number."""
     sums = []
     for g in np.unique(groups):
         f_g, r_g = rankdata(f[groups == g]), rankdata(r[groups == g])

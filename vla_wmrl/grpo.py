@@ -1,9 +1,9 @@
-"""The GRPO objective on log-probabilities of looks: ratio, two-sided clip, KL, and weights that make every rollout count equally.
+"""The GRPO objective on log-probabilities of looks; every rollout counts equally, however long.
 
-A row is one look (or one token, for token policies). Every reduction is a sum of weight * term with weights that were computed
-once for the whole batch, never a mean over a minibatch: so any split of the batch accumulates to the same gradient, and masked
-rows change nothing. Sources: PPO 1707.06347, GRPO 2402.03300, clip-higher (DAPO) 2503.14476, dual clip 1912.09729, KL
-estimators (Schulman 2020).
+A row is one look (or one token, for token policies). Every reduction is a sum of weight * term with weights that were
+computed once for the whole batch, never a mean over a minibatch: so any split of the batch accumulates to the same
+gradient, and masked rows change nothing. Sources: PPO 1707.06347, GRPO 2402.03300, clip-higher (DAPO) 2503.14476, dual
+clip 1912.09729, KL estimators (Schulman 2020).
 
 Non-obvious behaviour
 * Metrics are weighted sums too: those of minibatches add up (`merge_metrics`).
@@ -48,7 +48,7 @@ def clipped_objective(
 def kl_estimate(logp: Tensor, logp_ref: Tensor, kind: str = "k3") -> Tensor:
     """Per-row estimate [B] of KL(pi || pi_ref) from samples of pi, with l = log pi_ref - log pi.
 
-    k1 = -l (unbiased, can be negative), k2 = l^2 / 2 (its gradient is that of the reverse KL), k3 = exp(l) - l - 1 (>= 0).
+    k1 = -l (unbiased, any sign), k2 = l^2 / 2 (its gradient is that of the KL), k3 = exp(l) - l - 1 (unbiased, >= 0).
     """
     ref_over_pi = -log_ratio(logp, logp_ref)
     if kind == "k1":
@@ -62,11 +62,11 @@ def kl_estimate(logp: Tensor, logp_ref: Tensor, kind: str = "k3") -> Tensor:
 
 
 def look_weights(rollout: Tensor, mask: Tensor, n_rollouts: int | None = None) -> Tensor:
-    """Weights [B] float64 of all looks of a batch: 1 / n_rollouts for each rollout, shared equally by its unmasked looks.
+    """Weights [B] float64 of a batch's looks: 1 / n_rollouts a rollout, shared equally by its unmasked looks.
 
-    rollout [B] int64 says which rollout a look belongs to (any ids), mask [B] bool which looks count. n_rollouts defaults to the
-    number of rollouts with an unmasked look; pass it when more rows than the counted rollouts are in the batch (PPI's twins).
-    Compute it once for the whole batch, then index it by minibatch.
+    rollout [B] int64 says which rollout a look belongs to (any ids), mask [B] bool which looks count. n_rollouts
+    defaults to the number of rollouts with an unmasked look; pass it when more rows than the counted rollouts are in
+    the batch (PPI's twins). Compute it once for the whole batch, then index it by minibatch.
     """
     mask = mask.bool()
     _, index = torch.unique(rollout, return_inverse=True)
@@ -80,7 +80,8 @@ def look_weights(rollout: Tensor, mask: Tensor, n_rollouts: int | None = None) -
 def check_first_ratio(log_ratio: Tensor, mask: Tensor | None = None, tol: float = 1e-5) -> float:
     """Largest |log ratio| over [B] (of masked-in rows); raises RatioMismatch above `tol` or when not finite.
 
-    Before the first update the policy that re-scores is the one that sampled. tol 1e-5 is for float32, 1e-2 for bfloat16.
+    Before the first update the policy that re-scores is the one that sampled. tol 1e-5 is for float32, 1e-2 for
+    bfloat16.
     """
     rows = log_ratio.detach() if mask is None else log_ratio.detach()[mask.bool()]
     if not rows.numel():
@@ -88,8 +89,8 @@ def check_first_ratio(log_ratio: Tensor, mask: Tensor | None = None, tol: float 
     worst = rows.abs().max().item() if bool(torch.isfinite(rows).all()) else float("nan")
     if not worst <= tol:
         raise RatioMismatch(
-            f"first-update |log ratio| is {worst:.3g} (allowed {tol:.1g}): log-probabilities were recomputed under other conditions "
-            "than they were sampled (dtype, batch shape, dropout, noise or mask); recompute the old ones with the update's code path"
+            f"first-update |log ratio| is {worst:.3g} (allowed {tol:.1g}): log-probabilities were recomputed "
+            "under other conditions than sampled (dtype, batch shape, dropout, noise, mask): recompute the old ones alike"
         )
     return worst
 
@@ -137,7 +138,7 @@ def grpo_loss(
 
 
 def merge_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a whole batch from those of its minibatches: sums add (their weights sum to 1), `*_max` takes the maximum."""
+    """Metrics of a batch from those of its minibatches: weighted sums add, `*_max` takes the maximum."""
     return {key: (max if key.endswith("_max") else sum)(part[key] for part in parts) for key in parts[0]}
 
 

@@ -1,7 +1,7 @@
-"""Statistics that results and diagnostics are reported with. Pure: arrays in, numbers out; scipy and scikit-learn inside.
+"""Statistics that results and diagnostics are reported with. Pure; scipy and scikit-learn inside.
 
-Non-obvious behaviour: a statistic that the data cannot define (one class only, a constant) is NaN, never 0 or 0.5; pairs with
-a NaN on either side are dropped.
+Non-obvious behaviour: a statistic that the data cannot define (one class only, a constant) is NaN, never 0 or 0.5;
+pairs with a NaN on either side are dropped.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def paired_difference(
 ) -> Difference:
     """Percentile-bootstrap interval of mean(b - a) over paired episodes [n] of tasks [n].
 
-    resample="tasks" draws whole tasks (clusters): the claim extends to tasks like these; with fewer than about five tasks it
-    is rough. resample="episodes" draws episodes inside each task: the claim is about these tasks.
+    resample="tasks" draws whole tasks (clusters): the claim extends to tasks like these; with fewer than about five
+    tasks it is rough. resample="episodes" draws episodes inside each task: the claim is about these tasks.
     """
     a, b = _same_shape(np.asarray(a, np.float64), np.asarray(b, np.float64))
     delta, (_, cluster) = b - a, np.unique(np.asarray(task), return_inverse=True)
@@ -83,7 +83,7 @@ def auc(scores: np.ndarray, outcome: np.ndarray) -> float:
 
 
 def within_group_auc(scores: np.ndarray, outcome: np.ndarray, groups: np.ndarray) -> float:
-    """AUC over (success, failure) pairs of the same group [n] only: what a group baseline can use. NaN without such pairs."""
+    """AUC over (success, failure) pairs of the same group [n] only, all that a group baseline can use; NaN without."""
     scores, outcome, groups = _finite(scores, outcome, groups)
     concordant = total = 0.0
     for g in np.unique(groups):
@@ -104,7 +104,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = 10) -> float:
-    """Expected calibration error: sum over `bins` equal-width bins of [0, 1] of share * |mean predicted - mean outcome|."""
+    """Expected calibration error over equal-width bins of [0, 1]: sum of share * |mean predicted - mean outcome|."""
     predicted, outcome = _finite(predicted, outcome)
     if not len(predicted):
         return float("nan")
@@ -114,7 +114,7 @@ def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = 10) -> float:
 
 
 def false_positive_rate(predicted: np.ndarray, outcome: np.ndarray, *, threshold: float, success: float) -> float:
-    """Share of real failures (outcome < success) that are predicted a success (predicted >= threshold); NaN without failures."""
+    """Share of real failures (outcome < success) with predicted >= threshold; NaN without failures."""
     predicted, outcome = _finite(predicted, outcome)
     failed = outcome < success
     return float(np.mean(predicted[failed] >= threshold)) if failed.any() else float("nan")

@@ -21,12 +21,16 @@ def test_value_behind_an_invalid_mask_never_leaks():
     valid = np.array([[1, 1, 1, 0]] * 3, bool)
     garbage = np.where(valid, rewards, 1e9)
     for scale in SCALES:
-        np.testing.assert_array_equal(group_advantages(rewards, valid, scale)[0], group_advantages(garbage, valid, scale)[0])
+        np.testing.assert_array_equal(
+            group_advantages(rewards, valid, scale)[0], group_advantages(garbage, valid, scale)[0]
+        )
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_group_of_one_valid_reward_is_zero(scale):
-    advantages, zero = group_advantages(np.array([[0.9, np.nan], [np.nan, np.nan]]), np.array([[True, False], [False, False]]), scale)
+    advantages, zero = group_advantages(
+        np.array([[0.9, np.nan], [np.nan, np.nan]]), np.array([[True, False], [False, False]]), scale
+    )
     np.testing.assert_array_equal(advantages, 0.0)
     assert zero.all()
 

@@ -40,7 +40,9 @@ def test_accumulation_over_minibatches_equals_the_whole_batch(parts):
     expected = gradient(theta, whole)
     total, metrics = torch.zeros(5, dtype=torch.float64), []
     for rows in torch.randperm(64, generator=torch.Generator().manual_seed(1)).chunk(parts):
-        loss, m = grpo_loss(x[rows] @ theta, old[rows], advantages[rows], weights[rows], logp_ref=ref[rows], kl_coef=0.04)
+        loss, m = grpo_loss(
+            x[rows] @ theta, old[rows], advantages[rows], weights[rows], logp_ref=ref[rows], kl_coef=0.04
+        )
         total += gradient(theta, loss)
         metrics.append(m)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-13)
@@ -59,7 +61,12 @@ def test_masked_rows_change_nothing_even_when_they_hold_nan():
     rollout2 = torch.cat([rollout, torch.tensor([0, 1, 1, 99, 99, 99])])
     weights = look_weights(rollout2, torch.cat([mask, torch.zeros(6, dtype=torch.bool)]))
     loss2, metrics2 = grpo_loss(
-        torch.cat([x @ theta, nan]), torch.cat([old, nan]), torch.cat([advantages, nan]), weights, logp_ref=torch.cat([old, nan]), kl_coef=0.1
+        torch.cat([x @ theta, nan]),
+        torch.cat([old, nan]),
+        torch.cat([advantages, nan]),
+        weights,
+        logp_ref=torch.cat([old, nan]),
+        kl_coef=0.1,
     )
     torch.testing.assert_close(loss2, loss)
     torch.testing.assert_close(gradient(theta, loss2), expected)
@@ -82,7 +89,9 @@ def test_duplicating_looks_of_a_failed_episode_leaves_its_weight():
     ones = torch.ones(64, dtype=torch.bool)
     loss, _ = grpo_loss(x @ theta, old, advantages, look_weights(rollout, ones))
     rows = torch.cat([torch.arange(64), torch.where(rollout == 2)[0]])
-    loss2, _ = grpo_loss((x @ theta)[rows], old[rows], advantages[rows], look_weights(rollout[rows], ones[:1].expand(len(rows))))
+    loss2, _ = grpo_loss(
+        (x @ theta)[rows], old[rows], advantages[rows], look_weights(rollout[rows], ones[:1].expand(len(rows)))
+    )
     torch.testing.assert_close(gradient(theta, loss), gradient(theta, loss2))
 
 
@@ -118,7 +127,9 @@ def test_clip_is_two_sided_and_only_stops_steps_that_go_on():
 
 def test_dual_clip_bounds_a_runaway_ratio_for_negative_advantages_only():
     ratio, advantage = torch.tensor([10.0, 10.0]), torch.tensor([-1.0, 1.0])
-    torch.testing.assert_close(clipped_objective(ratio, advantage, 0.2, 0.28, dual_clip=3.0), torch.tensor([-3.0, 1.28]))
+    torch.testing.assert_close(
+        clipped_objective(ratio, advantage, 0.2, 0.28, dual_clip=3.0), torch.tensor([-3.0, 1.28])
+    )
     with pytest.raises(ValueError, match="dual_clip"):
         clipped_objective(ratio, advantage, dual_clip=0.5)
 

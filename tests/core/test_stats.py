@@ -5,7 +5,8 @@ from vla_wmrl import stats
 
 
 @pytest.mark.parametrize(
-    ("successes", "n", "low", "high"), [(23, 25, 0.750, 0.978), (458, 500, 0.888, 0.937), (0, 10, 0.0, 0.278), (0, 0, 0.0, 1.0)]
+    ("successes", "n", "low", "high"),
+    [(23, 25, 0.750, 0.978), (458, 500, 0.888, 0.937), (0, 10, 0.0, 0.278), (0, 0, 0.0, 1.0)],
 )
 def test_wilson_matches_published_values(successes, n, low, high):
     assert stats.wilson(successes, n) == pytest.approx((low, high), abs=6e-4)
