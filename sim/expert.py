@@ -37,6 +37,6 @@ class Expert:
     def _basket(self, view: View, goal: tuple[str, ...]) -> Place:
         basket = view.objects["basket_1"]
         names = [g[1] for g in view.goal]
-        offset = (-0.028, 0.028)[names.index(goal[1])]
+        offset = (-0.025, 0.025)[names.index(goal[1])]
         top = basket.pos[2] + RIM
-        return Place(np.array([basket.pos[0] + offset, basket.pos[1], top + 0.02]), tol=0.022, over=top, release=0.02)
+        return Place(np.array([basket.pos[0], basket.pos[1] + offset, top + 0.02]), tol=0.022, over=top, release=0.02)

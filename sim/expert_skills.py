@@ -20,6 +20,7 @@ FULLY_OPEN = 0.072  # m, finger width above which nothing can be held (0.078 at 
 MOVING = 0.012  # m/s, finger speed above which the gripper is still opening or closing
 TIP = 0.012  # m, how far the finger tips reach below the grip site
 FINGER = 0.0505  # m, distance of an open finger's middle from the grip site, along the finger axis
+HAND = (0.105, 0.035, 0.035)  # m, half length along the finger axis, half thickness, height of its underside over the grip site
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,15 @@ def _crowding(view: View, pos: np.ndarray, axis: np.ndarray, name: str) -> float
         if hi[2] < pos[2] - TIP or np.abs((lo + hi)[:2] / 2 - pos[:2]).max() > 0.4:
             continue
         for s in (-1, 1):
-            p = pos[:2] + s * FINGER * axis[:2]
-            gap = np.maximum(np.maximum(lo[:2] - p, p - hi[:2]), 0)
-            total += max(0.0, 0.024 - float(np.linalg.norm(gap)))
+            total += _inside(pos[:2] + s * FINGER * axis[:2], lo, hi, 0.024)
+            if hi[2] > pos[2] + HAND[2]:
+                total += _inside(pos[:2] + s * (HAND[0] - HAND[1]) * axis[:2], lo, hi, HAND[1] + 0.012)
     return total
+
+
+def _inside(p: np.ndarray, lo: np.ndarray, hi: np.ndarray, margin: float) -> float:
+    """How far (m) point `p` [2] is inside the margin around the rectangle [lo, hi]."""
+    return max(0.0, margin - float(np.linalg.norm(np.maximum(np.maximum(lo[:2] - p, p - hi[:2]), 0))))
 
 
 def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
@@ -178,22 +184,22 @@ def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
     lo, hi = bounds(pose, shape)
     z = max(centre[2], hi[2] - depth - 0.02)  # tall things high up, flat things as deep as the tips allow
     z = max(z, lo[2] + TIP + 0.002)
-    axes = [i for i in range(3) if abs(pose.mat[2, i]) < 0.7]
-    axes.sort(key=lambda i: half[i])
-    narrow, long = axes[0], axes[1]
+    upright = int(np.argmax(np.abs(pose.mat[2])))
+    narrow, long = sorted((i for i in range(3) if i != upright), key=lambda i: half[i])
     if half[long] - half[narrow] < 0.004:  # round or square: any yaw does for a can, so keep the present one
         return Grasp(np.array([centre[0], centre[1], z]), level(view), 2 * half[narrow])
     f = pose.mat[:, narrow] * [1, 1, 0]
     f /= np.linalg.norm(f)
     u = pose.mat[:, long] * [1, 1, 0]
     u /= np.linalg.norm(u)
-    room = max(half[long] - 0.016, 0.0)
+    room = np.array([max(half[long] - 0.016, 0.0), np.clip(0.030 - half[narrow], 0.0, 0.012)])
     best, cost = None, np.inf
-    for t in (0.0, 0.5, -0.5, 1.0, -1.0):
-        p = np.array([centre[0], centre[1], z]) + t * room * u
-        c = _crowding(view, p, f, name) + 0.002 * abs(t)
-        if c < cost:
-            best, cost = p, c
+    for i in (0.0, 0.5, -0.5, 1.0, -1.0):
+        for j in (0.0, 1.0, -1.0):  # off the middle of the fingers: the first to touch pushes the object there
+            p = np.array([centre[0], centre[1], z]) + i * room[0] * u + j * room[1] * f
+            c = _crowding(view, p, f, name) + 0.002 * (abs(i) + abs(j))
+            if c < cost:
+                best, cost = p, c
     return Grasp(best, f, 2 * half[narrow])
 
 
@@ -233,7 +239,7 @@ def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.nda
     off = min(1.0, max(0.0, hd - 0.008) / 0.03 + max(0.0, turn - 0.15) / 0.3)
     target = grasp.pos + [0, 0, funnel * off]
     if hd > 0.03:
-        target[2] = max(target[2], clearance(view, grasp.pos, (name,)) + 0.03)
+        target[2] = max(target[2], clearance(view, grasp.pos, (name,)) + 0.05)
     low = target[2] - 0.05 - e[2]  # travel sideways only near travel height
     if low > 0 and hd > 0.03:
         target[:2] = e[:2] + d[:2] * max(0.0, 1 - low / 0.03)
@@ -254,7 +260,7 @@ def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
     bottom = bounds(pose, SHAPES[category(name)])[0][2]
     over = max(place.over, clearance(view, place.pos, (name,), radius=0.06))
     target = e + d
-    lift = over + 0.03 - bottom if np.isfinite(over) else 0.06
+    lift = over + 0.04 - bottom if np.isfinite(over) else 0.06
     if lift > 0.02:
         target[2] = e[2] + lift
         if hd > place.tol + 0.02:
