@@ -24,15 +24,20 @@ import numpy as np
 import torch
 from lerobot.policies.common.vla_utils import make_att_2d_masks
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-from lerobot.processor import PolicyProcessorPipeline
+from lerobot.lerobot_types import TransitionKey
+from lerobot.processor import NormalizerProcessorStep, PolicyProcessorPipeline, RenameObservationsProcessorStep
+from lerobot.processor.converters import create_transition
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io
 from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP, ChunkSample
 from vla_wmrl.policies.noise import INITIAL, SDE, choice, noise
+from vla_wmrl.policies.traced import Traced
 
+Prefix = tuple[Tensor, DynamicCache]
 FROZEN = ("vlm.model.vision_model.", "vlm.model.connector.")
 
 
@@ -81,6 +86,10 @@ class FlowPolicy:
         self.cameras = tuple(config.image_features)
         self.device = next(policy.parameters()).device
         self._tokens: dict[str, tuple[Tensor, Tensor]] = {}
+        self._normaliser = next(step for step in before.steps if isinstance(step, NormalizerProcessorStep))
+        renames = [step.rename_map for step in before.steps if isinstance(step, RenameObservationsProcessorStep)]
+        self._rename = renames[0] if renames else {}
+        self._fast = Traced(self)
         for name, parameter in policy.named_parameters():
             if any(part in name for part in FROZEN):
                 parameter.requires_grad_(False)
@@ -112,16 +121,15 @@ class FlowPolicy:
 
         Returns {"features" [B, n_tokens, D] float32, "state" [B, 8] normalised, "lang_tokens", "lang_masks" [B, L]}.
         """
+        images = {self._rename.get(name, name): image for name, image in images.items()}
         missing = [name for name in self.cameras if name not in images]
         if missing:
             raise UserError(f"the policy looks through {list(self.cameras)}; the environment lacks {missing}")
         pixels = {k: images[k].to(self.device).permute(0, 3, 1, 2).to(torch.float32) / 255.0 for k in self.cameras}
         prepared, _ = self.policy.prepare_images(pixels)
-        embed = self.model.vlm_with_expert.embed_image
-        features = torch.cat([embed(image) for image in prepared], dim=1).to(torch.float32)
         tokens = [self._tokenize(sentence) for sentence in task]
         return {
-            "features": features,
+            "features": torch.cat([self._fast.embed_image(image) for image in prepared], dim=1).to(torch.float32),
             "state": self._normalise_state(state.to(self.device, torch.float32)),
             "lang_tokens": torch.cat([t for t, _ in tokens]),
             "lang_masks": torch.cat([m for _, m in tokens]),
@@ -137,11 +145,11 @@ class FlowPolicy:
         return self._tokens[sentence]
 
     def _normalise_state(self, state: Tensor) -> Tensor:
-        batch = {OBS_STATE: state, "task": [""] * len(state)}
-        return self.before(batch)[OBS_STATE]
+        done = self._normaliser(create_transition(observation={OBS_STATE: state}))
+        return done[TransitionKey.OBSERVATION][OBS_STATE]
 
     # ---- the network
-    def _prefix(self, inputs: dict[str, Tensor]) -> tuple[Tensor, object]:
+    def _prefix(self, inputs: dict[str, Tensor]) -> Prefix:
         """Pad mask [B, P] and key-value cache of features, language and state; the same operations as lerobot's."""
         state = self.policy.prepare_state({OBS_STATE: inputs["state"]})
         embs, pads, atts = self.model.embed_prefix([], [], inputs["lang_tokens"], inputs["lang_masks"], state=state)
@@ -159,47 +167,51 @@ class FlowPolicy:
         )
         return pads, cache
 
-    def _velocity(self, prefix: tuple[Tensor, object], x: Tensor, t: Tensor) -> Tensor:
+    def _velocity(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
         pads, cache = prefix
         return self.model.denoise_step(x_t=x, prefix_pad_masks=pads, past_key_values=cache, timestep=t)
+
+    def integrate(self, inputs: dict[str, Tensor], x: Tensor, chosen: Tensor | None, noises: Tensor | None) -> Tensor:
+        """The chain [B, N + 1, H, A] from the initial noise x [B, H, A].
+
+        `chosen` [B, N] bool marks the stochastic steps, `noises` [B, 1 or N, H, A] is what they add; None for both: the
+        ODE in lerobot's own arithmetic. No branch depends on a value, so that the whole can be traced.
+        """
+        prefix = self._prefix(inputs)
+        dt, chain = -1.0 / self.denoising_steps, [x]
+        for step in range(self.denoising_steps):
+            t = torch.tensor(1.0 + step * dt, dtype=torch.float32, device=x.device)
+            v = self._velocity(prefix, x, t.expand(len(x)))
+            following = x + dt * v
+            if chosen is not None:
+                mean, std = sde_transition(x, v, t, -dt, self.eta)
+                drawn = mean + std * noises[:, step if noises.shape[1] > 1 else 0]
+                following = torch.where(chosen[:, step, None, None], drawn, following)
+            x = following
+            chain.append(x)
+        return torch.stack(chain, dim=1)
 
     # ---- sampling
     @torch.no_grad()
     def sample(self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool) -> ChunkSample:
         """One chunk per row of `inputs`; a row's result depends on its key and inputs only (up to float rounding)."""
-        shape = (self.horizon, self.padded_dim)
-        initial = torch.from_numpy(np.stack([noise(key, shape, INITIAL) for key in keys])).to(self.device)
-        n, rows = self.denoising_steps, len(keys)
-        if not stochastic:
-            sde_step = torch.full((rows,), NO_SDE_STEP)
-        elif self.sde == "all":
-            sde_step = torch.full((rows,), ALL_SDE_STEPS)
-        else:
-            sde_step = torch.tensor([choice(key, n) for key in keys])
-        noises = None
-        if stochastic and self.eta > 0:
+        shape, n = (self.horizon, self.padded_dim), self.denoising_steps
+        x = torch.from_numpy(np.stack([noise(key, shape, INITIAL) for key in keys])).to(self.device)
+        sde_step = torch.full((len(keys),), NO_SDE_STEP)
+        chosen = noises = None
+        if stochastic:
             steps = n if self.sde == "all" else 1
-            drawn = np.stack([noise(key, (steps, *shape), SDE) for key in keys])
-            noises = torch.from_numpy(drawn).to(self.device)
-        chain = self._integrate(self._prefix(inputs), initial, sde_step, noises)
+            if self.sde == "all":
+                sde_step = torch.full_like(sde_step, ALL_SDE_STEPS)
+            else:
+                sde_step = torch.tensor([choice(key, n) for key in keys])
+            if self.eta > 0:
+                drawn = np.stack([noise(key, (steps, *shape), SDE) for key in keys])
+                noises = torch.from_numpy(drawn).to(self.device)
+                which = sde_step[:, None]
+                chosen = ((which == ALL_SDE_STEPS) | (which == torch.arange(n))).to(self.device)
+        chain = self._fast.integrate(inputs, x, chosen, noises)
         return ChunkSample(self._to_environment(chain[:, -1]), chain, sde_step)
-
-    def _integrate(self, prefix: tuple[Tensor, object], x: Tensor, sde_step: Tensor, noises: Tensor | None) -> Tensor:
-        """The chain [B, N + 1, H, A]. `noises` [B, 1 or N, H, A]; None: the ODE, in lerobot's own arithmetic."""
-        n = self.denoising_steps
-        dt, chain = -1.0 / n, [x]
-        for step in range(n):
-            t = 1.0 + step * dt
-            v = self._velocity(prefix, x, torch.tensor(t, dtype=torch.float32, device=x.device).expand(len(x)))
-            ode = x + dt * v
-            chosen = None if noises is None else (sde_step == ALL_SDE_STEPS) | (sde_step == step)
-            if chosen is not None and chosen.any():
-                mean, std = sde_transition(x, v, torch.tensor(t, device=x.device), -dt, self.eta)
-                drawn = mean + std * noises[:, step if noises.shape[1] > 1 else 0]
-                ode = torch.where(chosen.to(x.device)[:, None, None], drawn, ode)
-            x = ode
-            chain.append(x)
-        return torch.stack(chain, dim=1)
 
     def _to_environment(self, x: Tensor) -> Tensor:
         """Actions [B, H, 7] in environment units from normalised ones, by the checkpoint's own postprocessor."""
