@@ -40,7 +40,7 @@ def lines(series: dict[str, Series], title: str, xlabel: str, colours: dict[str,
             colour = (colours or {}).get(name, CYCLE[i % len(CYCLE)])
             x, y = np.asarray(x, float), np.asarray(y, float)
             x, y = x[np.isfinite(y)], y[np.isfinite(y)]
-            smooth = len(y) >= 20
+            smooth = len(y) >= 20 and not np.all(np.diff(y) >= 0)  # counters stay as they are
             ax.plot(x, y, color=colour, alpha=0.3 if smooth else 1.0, lw=1.0 if smooth else 1.8,
                     marker="" if smooth else "o", ms=3.5, label=None if smooth else name)  # fmt: skip
             if smooth:
