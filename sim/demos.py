@@ -130,9 +130,9 @@ class Writer:
     """Appends demonstrations to a LeRobotDataset (v3) and to `traces/` in the same folder."""
 
     def __init__(self, root: Path, image_size: int, resume: bool = False):
-        with quiet_lerobot():
-            from lerobot.datasets.lerobot_dataset import LeRobotDataset
+        from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+        quiet_lerobot()
         self.root = root
         repo_id = f"local/{root.name}"
         if resume and (root / "meta" / "info.json").exists():

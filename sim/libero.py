@@ -346,11 +346,20 @@ class LiberoEnv:
             raise RuntimeError("snapshots need native stepping (exact, near or fast)")
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        for derive in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_comVel):  # what views read before the next step
-            derive(self.model, self.data)
+        self.derive()
         self._stepper.set_memory(snapshot.memory)
         self.steps, self._observation = snapshot.steps, dict(snapshot.observation)
         self._control.env._post_process()
+
+    def derive(self) -> None:
+        """Brings poses and velocities up to date with the joints: after a step they lag one substep, as in robosuite.
+
+        Does not change what follows: the next substep begins by computing them.
+        """
+        import mujoco
+
+        for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_comVel):
+            stage(self.model, self.data)
 
     # ---- privileged state
     @property

@@ -1,22 +1,13 @@
-"""Import lerobot's data sets without pages of warnings about a video decoder that nothing here uses."""
+"""Keep lerobot from printing pages about a video decoder that nothing here uses."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import warnings
-from collections.abc import Iterator
 
 
-@contextlib.contextmanager
-def quiet_lerobot() -> Iterator[None]:
-    """Inside the block, and for progress bars of `datasets` from then on, only errors are shown."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-        import datasets
+def quiet_lerobot() -> None:
+    """Only errors from lerobot's probe of torchcodec, and no progress bar for every episode written."""
+    import datasets
 
-        datasets.disable_progress_bars()
-    logging.disable(before)
+    logging.getLogger("lerobot.utils.import_utils").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()

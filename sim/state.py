@@ -53,9 +53,10 @@ def _rot6(mat: np.ndarray) -> np.ndarray:
 
 
 def read_state(env: LiberoEnv) -> np.ndarray:
-    """[S] float32: the state of `env` now, in the layout of `state_spec(env)`."""
+    """[S] float32: the state of `env` now, in the layout of `state_spec(env)`. Brings derived poses up to date first."""
     import mujoco  # after sim.gl has chosen the renderer
 
+    env.derive()
     ids, m, d = env.indices, env.model, env.data
     velocity = np.empty(6)
     mujoco.mj_objectVelocity(m, d, mujoco.mjtObj.mjOBJ_SITE, ids["grip_site"], velocity, 0)

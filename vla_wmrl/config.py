@@ -203,10 +203,11 @@ class WorldModelConfig:
 class GroupsConfig:
     kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
     looks: int = 8  # looks a branch rollout makes
-    starts_path: str | None = None  # folder of stored branch starts; null: collected at the start of training
+    start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
 
     def validate(self) -> None:
         require(self.looks >= 1, f"groups.looks={self.looks} must be at least 1")
+        require(self.start_episodes >= 1, f"groups.start_episodes={self.start_episodes} must be at least 1")
 
 
 @dataclass

@@ -67,8 +67,9 @@ class Group:
     start: Start
     anchor: bool  # real execution: trains on `r_env`; otherwise on the calibrated `r_wm`
     rollouts: tuple[Rollout, ...]  # the ones that train
+    twins: tuple[Rollout, ...]  # on anchors with a world model: the imagined twins (same policy and noise keys)
     r_env: np.ndarray  # [G] float64, NaN where absent
-    r_wm: np.ndarray  # [G] float64, NaN where absent; on anchors: of the *imagined* twins (same policy and noise keys)
+    r_wm: np.ndarray  # [G] float64, NaN where absent; on anchors: of the twins
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,135 @@
+"""The LIBERO protocol on the real simulator."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from sim.libero import EnvSpec, LiberoEnv, suite_tasks
+from sim.protocol import MAX_STEPS, SETTLE_STEPS, axis_angle
+from vla_wmrl.errors import UserError
+
+ACTIONS = np.random.default_rng(0).uniform(-1, 1, (30, 7))
+
+
+def run(env, actions=ACTIONS):
+    for action in actions:
+        env.step(action)
+    return env.data.qpos.copy(), env.data.qvel.copy()
+
+
+def test_axis_angle_keeps_robosuites_convention_beyond_pi():
+    angle = 3.2
+    quat = np.array([np.sin(angle / 2), 0.0, 0.0, np.cos(angle / 2)])
+    before = quat.copy()
+    np.testing.assert_allclose(axis_angle(quat), [3.2, 0.0, 0.0], atol=1e-12)
+    np.testing.assert_array_equal(quat, before)  # openpi's and OFT's helpers change their input
+
+
+def test_limits_of_every_suite_are_the_benchmarks():
+    limits = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+    assert limits == MAX_STEPS
+
+
+def test_a_spec_pickles_and_an_unknown_name_suggests_the_nearest():
+    spec = EnvSpec(task_id=3)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    with pytest.raises(UserError, match="libero_10"):
+        EnvSpec(suite="libero_1O")
+    with pytest.raises(UserError, match="tasks 0 to 9"):
+        LiberoEnv(EnvSpec(task_id=10))
+
+
+def test_libero_long_has_its_ten_tasks():
+    assert len(suite_tasks("libero_10")) == 10
+    assert suite_tasks("libero_10")[0].language == "put both the alphabet soup and the tomato sauce in the basket"
+
+
+def test_a_restored_snapshot_replays_bit_equal(env):
+    env.reset(env.official_states[0])
+    run(env, ACTIONS[:5])
+    snapshot = pickle.loads(pickle.dumps(env.snapshot()))
+    first = run(env)
+    env.reset(env.official_states[1])
+    env.restore(snapshot)
+    again = run(env)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_episode_depends_on_its_state_and_key_not_on_what_ran_before(env):
+    env.reset(env.official_states[2], key=(1, 2))
+    first = run(env)
+    env.reset(env.official_states[3], key=(4,))
+    run(env, ACTIONS[:7])
+    env.reset(env.official_states[2], key=(1, 2))
+    for a, b in zip(first, run(env), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_settling_is_not_counted_and_precedes_the_first_look(env):
+    env.reset(env.official_states[0])
+    assert env.steps == 0
+    assert env.data.time == pytest.approx(SETTLE_STEPS * 0.05, abs=1e-6)
+    assert env.look()["observation.state"].shape == (8,)
+
+
+def test_positive_gripper_actions_close_and_negative_ones_open(env):
+    env.reset(env.official_states[0])
+    wide = env.privileged().gripper_width
+    for _ in range(12):
+        env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+    closed = env.privileged().gripper_width
+    for _ in range(12):
+        env.step(np.array([0, 0, 0, 0, 0, 0, -1.0]))
+    assert closed < 0.2 * wide and env.privileged().gripper_width > 0.9 * wide
+
+
+def test_images_are_rotated_by_180_degrees_exactly_once(env):
+    import mujoco
+
+    env.reset(env.official_states[0])
+    shown = env.render("agentview")
+    renderer = env._renderers[32]._renderer
+    assert isinstance(renderer, mujoco.Renderer)
+    robosuite_frame = renderer.render()[::-1]  # what robosuite hands out for this state
+    np.testing.assert_array_equal(shown, robosuite_frame[::-1, ::-1])
+
+
+def test_training_states_are_keyed_and_are_none_of_the_official_ones(env):
+    states = [env.sample_state(i) for i in range(8)]
+    np.testing.assert_array_equal(states[3], env.sample_state(3))
+    nearest = [np.abs(env.official_states - s).max(axis=1).min() for s in states]
+    assert min(nearest) > 1e-4
+    assert len({s.tobytes() for s in states}) == 8
+
+
+def test_a_look_that_was_not_announced_is_refused(env):
+    env.reset(env.official_states[0])
+    env.step(np.zeros(7))
+    with pytest.raises(RuntimeError, match="sample=True"):
+        env.look()
+
+
+def test_actions_that_are_not_finite_are_refused_with_the_step(env):
+    env.reset(env.official_states[0])
+    with pytest.raises(ValueError, match="control step 0"):
+        env.step(np.array([0, 0, np.nan, 0, 0, 0, 0]))
+
+
+def test_a_diverged_state_is_an_error_not_a_silent_reset(env):
+    env.reset(env.official_states[0])
+    env.data.qvel[:] = 1e30
+    with pytest.raises(FloatingPointError, match="control step"):
+        run(env, ACTIONS[:3])
+
+
+def test_the_state_vector_has_the_layout_it_declares(env):
+    from sim.state import read_state, state_spec
+
+    env.reset(env.official_states[0])
+    spec, state, view = state_spec(env), read_state(env), env.privileged()
+    assert state.shape == (spec.size,) and np.isfinite(state).all()
+    np.testing.assert_allclose(state[spec.layout["robot/eef_pos"]], view.eef_pos, atol=1e-6)
+    np.testing.assert_allclose(state[spec.layout["basket_1/pos"]], view.objects["basket_1"].pos, atol=1e-6)
+    assert ("in", "alphabet_soup_1", "basket_1_contain_region") in spec.goal

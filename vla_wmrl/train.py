@@ -1,0 +1,185 @@
+"""The training loop, in the order of the method: choose anchors, roll out, imagine, calibrate, fuse, update, observe.
+
+Sources: WMRL (2608.12564) 3.3 with Eq. 5; GRPO (2402.03300). The loop gets objects and knows neither simulators nor
+benchmarks: `Executor` runs groups for real, `WorldModel` imagines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vla_wmrl import anchors
+from vla_wmrl.advantage import group_advantages
+from vla_wmrl.config import TrainConfig
+from vla_wmrl.debias import IsotonicDebiaser
+from vla_wmrl.fusion import Fusion
+from vla_wmrl.learner import Learner
+from vla_wmrl.stats import spearman
+from vla_wmrl.tracking import Ledger
+from vla_wmrl.types import Group, Rollout, Start
+
+
+class Executor(Protocol):
+    """Starts real execution of groups, and returns at once. `seed` and a rollout's start key its noise."""
+
+    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> Future: ...
+
+
+class Imagination(Protocol):
+    """The same in a world model, with the same policy and the same noise keys."""
+
+    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]: ...
+
+
+class Starts(Protocol):
+    """Where groups begin. `draw` depends on (seed, step) and on what the bank held; `extend` adds what anchors reached."""
+
+    def draw(self, step: int, n: int) -> list[Start]: ...
+
+
+@dataclass
+class Loop:
+    """The objects of a run. `imagine` is None in the arms without a world model, `debias` in those without calibration."""
+
+    cfg: TrainConfig
+    learner: Learner
+    starts: Starts
+    execute: Executor
+    imagine: Imagination | None
+    reward: Callable[[Rollout], float]
+    debias: IsotonicDebiaser | None
+    fusion: Fusion
+    ledger: Ledger
+
+    def step(self, step: int) -> dict[str, float]:
+        """One policy update; returns its metrics."""
+        cfg, ledger = self.cfg, self.ledger
+        n, size = cfg.grpo.n_groups, cfg.grpo.group_size
+        anchor = anchors.choose(cfg.seed, step, n, cfg.anchors.fraction, cfg.anchors.minimum)
+        starts = self.starts.draw(step, n)
+        seed = (cfg.seed, step)
+
+        executing = self.execute([s for s, a in zip(starts, anchor, strict=True) if a], size, seed)
+        with ledger.phase("imagine"):  # while the anchors run
+            imagined = [()] * n if self.imagine is None else self.imagine(starts, size, seed)
+        with ledger.phase("execute"):
+            real = executing.result()
+        groups = self._groups(step, starts, anchor, real, imagined)
+        ledger.add_real("anchors", sum(r.steps for group in real for r in group))
+        ledger.add_imagined("rollouts", sum(r.steps for group in imagined for r in group))
+
+        r_env = np.stack([g.r_env for g in groups])
+        r_wm = np.stack([g.r_wm for g in groups])
+        tasks = np.array([g.start.task_id for g in groups])
+        f = r_wm if self.debias is None else self.debias.transform(r_wm, tasks[:, None])
+        metrics = self._update(groups, r_env, f)
+
+        # After the update, so that a pair never calibrates itself (design: out of fold).
+        if self.imagine is not None and anchor.any():
+            self.fusion.observe(f[anchor], r_env[anchor])
+            if self.debias is not None:
+                ids = np.repeat([g.group_id for g in groups if g.anchor], size)
+                pairs = np.column_stack([r_wm[anchor].ravel(), r_env[anchor].ravel()])
+                self.debias.observe(pairs, ids, np.repeat(tasks[anchor], size))
+        return metrics | self._describe(groups, r_env, r_wm, f, anchor)
+
+    def _groups(self, step: int, starts, anchor, real, imagined) -> list[Group]:
+        size, queue = self.cfg.grpo.group_size, iter(real)
+        absent = np.full(size, np.nan)
+        groups = []
+        for i, (start, is_anchor, twin) in enumerate(zip(starts, anchor, imagined, strict=True)):
+            executed = next(queue) if is_anchor else ()
+            groups.append(
+                Group(
+                    group_id=step * self.cfg.grpo.n_groups + i,
+                    start=start,
+                    anchor=bool(is_anchor),
+                    rollouts=executed or twin,
+                    twins=twin if is_anchor else (),
+                    r_env=np.array([self.reward(r) for r in executed]) if executed else absent,
+                    r_wm=np.array([self.reward(r) for r in twin]) if twin else absent,
+                )
+            )
+        return groups
+
+    def _update(self, groups: list[Group], r_env: np.ndarray, f: np.ndarray) -> dict[str, float]:
+        """Advantages per source, fusion weights (Eq. 5), one GRPO update."""
+        cfg = self.cfg
+        anchor = np.array([g.anchor for g in groups])
+        rewards = np.where(anchor[:, None], r_env, f)
+        advantages, zero_spread = group_advantages(rewards, np.isfinite(rewards), cfg.grpo.advantage_scale)
+        wm_ok = self.debias is None or self.debias.ready or not anchor.any()
+        weights = self.fusion.weights(int(anchor.sum()), int((~anchor).sum()), wm_ok)
+        advantages = advantages * np.where(anchor, weights.anchor, weights.wm)[:, None]
+
+        rollouts = [r for g in groups for r in g.rollouts]
+        advantages, valid = advantages.ravel(), np.isfinite(rewards).ravel()
+        n_rollouts = int(valid.sum())
+        if weights.twin:
+            twins = [i for i, g in enumerate(groups) if g.anchor]
+            more, _ = group_advantages(f[twins], np.isfinite(f[twins]), cfg.grpo.advantage_scale)
+            rollouts += [r for i in twins for r in groups[i].twins]
+            advantages = np.concatenate([advantages, weights.twin * more.ravel()])
+            valid = np.concatenate([valid, np.isfinite(f[twins]).ravel()])
+        with self.ledger.phase("update"):
+            metrics = self.learner.update(rollouts, advantages, valid, n_rollouts)
+        metrics = {f"loss/{k}": v for k, v in metrics.items()}
+        metrics |= {"fusion/weight_anchor": weights.anchor, "fusion/weight_wm": weights.wm, "fusion/lambda": weights.twin}
+        return metrics | {
+            "adv/zero_spread_env": float(zero_spread[anchor].mean()) if anchor.any() else float("nan"),
+            "adv/zero_spread_wm": float(zero_spread[~anchor].mean()) if (~anchor).any() else float("nan"),
+        }
+
+    def _describe(self, groups, r_env, r_wm, f, anchor) -> dict[str, float]:
+        """What to look at: real and imagined success side by side, residuals, calibration, spending."""
+        metrics = {"anchors/groups": float(anchor.sum())}
+        if anchor.any():
+            executed = [r for g in groups if g.anchor for r in g.rollouts]
+            metrics |= {"reward/env_mean": float(np.nanmean(r_env[anchor])), "success/env": _rate(executed)}
+        if self.imagine is not None:
+            imagined = [r for g in groups for r in (g.twins if g.anchor else g.rollouts)]
+            metrics |= {"reward/wm_mean": float(np.nanmean(r_wm)), "success/wm": _rate(imagined)}
+            if anchor.any():
+                twins = [r for g in groups for r in g.twins]
+                metrics |= {
+                    "wm/reward_twins": float(np.nanmean(r_wm[anchor])),
+                    "wm/success_twins": _rate(twins),
+                    "reward/calibrated_mean": float(np.nanmean(f)),
+                    "calib/spearman": spearman(r_wm[anchor].ravel(), r_env[anchor].ravel()),
+                    "calib/residual": float(np.nanmean((f[anchor] - r_env[anchor]) ** 2)),
+                }
+            metrics |= {f"fusion/{k}": v for k, v in self.fusion.statistics().items()}
+            if self.debias is not None:
+                metrics |= {"calib/pairs": float(len(self.debias.pairs_)), "calib/slope": self.debias.slope_}
+        return metrics | self.ledger.metrics()
+
+    def state_dict(self) -> dict:
+        return {
+            "learner": self.learner.state_dict(),
+            "fusion": self.fusion.state_dict(),
+            "debias": None if self.debias is None else self.debias.state_dict(),
+            "ledger": self.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.fusion.load_state_dict(state["fusion"])
+        self.ledger.load_state_dict(state["ledger"])
+        if self.debias is not None:
+            self.debias.load_state_dict(state["debias"])
+
+
+def _rate(rollouts: Sequence[Rollout]) -> float:
+    return float(np.mean([r.success for r in rollouts])) if rollouts else float("nan")
+
+
+def train(loop: Loop, first: int, after: Callable[[int, dict[str, float]], None]) -> None:
+    """Runs updates `first` to `loop.cfg.steps`; `after(step, metrics)` logs, saves and evaluates (steps from 1)."""
+    for step in range(first, loop.cfg.steps):
+        metrics = loop.step(step)
+        after(step + 1, metrics)
