@@ -88,6 +88,14 @@ def test_progress_without_a_terminal_prints_lines_even_while_one_unit_lasts():
     assert lines[-1].startswith("rollouts 2/4 (50%)") and "ETA" in lines[-1] and lines[-1].endswith("success 0.50")
 
 
+def test_work_of_an_earlier_session_does_not_shorten_the_eta():
+    with Progress(100, "episodes", io.StringIO(), done=90) as bar:
+        assert "90/100 (90%)" in bar.line() and "ETA" not in bar.line()
+        bar._start -= 60
+        bar.update(1)
+        assert "ETA 9m" in bar.line()
+
+
 def test_bars_nest_on_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self):

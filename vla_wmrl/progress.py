@@ -21,13 +21,19 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Progress of `total` units of work under `label`; bars nest. Use as a context manager; `note` is shown behind."""
+    """Progress of `total` units of work under `label`; bars nest. Use as a context manager; `note` is shown behind.
+
+    `done`: units that a run before this one did; they count as done, not towards the speed.
+    """
 
     _live: ClassVar = None  # the one live display of rich that all bars of the process share
     _users: ClassVar[int] = 0
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None, every_s: float = LINE_EVERY_S):
-        self.total, self.label, self.done, self.note = total, label, 0, ""
+    def __init__(
+        self, total: int, label: str, stream: TextIO | None = None, every_s: float = LINE_EVERY_S, done: int = 0
+    ):
+        self.total, self.label, self.done, self.note = total, label, done, ""
+        self._before = done
         self._stream = sys.stderr if stream is None else stream
         self._every_s = every_s
         self._bar = None
@@ -68,8 +74,8 @@ class Progress:
         spent = time.monotonic() - self._start
         share = self.done / self.total if self.total else 1.0
         parts = [f"{self.label} {self.done}/{self.total} ({share:.0%}), {clock(spent)}"]
-        if 0 < self.done < self.total:
-            parts.append(f"ETA {clock(spent * (self.total - self.done) / self.done)}")
+        if self._before < self.done < self.total:
+            parts.append(f"ETA {clock(spent * (self.total - self.done) / (self.done - self._before))}")
         return ", ".join([*parts, *([self.note] if self.note else [])])
 
     def _print(self) -> None:
@@ -93,4 +99,4 @@ class Progress:
             )
             Progress._live.start()
         Progress._users += 1
-        self._bar = Progress._live.add_task(self.label, total=self.total, note="")
+        self._bar = Progress._live.add_task(self.label, total=self.total, completed=self.done, note="")
