@@ -90,7 +90,7 @@ def check_first_ratio(log_ratio: Tensor, mask: Tensor | None = None, tol: float 
     if not worst <= tol:
         raise RatioMismatch(
             f"first-update |log ratio| is {worst:.3g} (allowed {tol:.1g}): log-probabilities were recomputed "
-            "under other conditions than sampled (dtype, batch shape, dropout, noise, mask): recompute the old ones alike"
+            "under other conditions than sampled (dtype, batch shape, dropout, noise, mask): recompute the old ones too"
         )
     return worst
 
