@@ -35,13 +35,16 @@ def make_run(folder, episodes=50, updates=60, videos=True):
             ledger.seconds[phase] = ledger.seconds.get(phase, 0) + s
         true = 0.35 + 0.27 * (1 - np.exp(-step / 25))
         tracker.log(step, {
-            "success/wm": true + 0.12 * rng.random(), "success/env": float(rng.binomial(16, true)) / 16,
+            "wm/success_twins": true + 0.12 * rng.random(), "success/wm": true,
+            "success/env": float(rng.binomial(16, true)) / 16,
             "reward/wm_mean": true + 0.1, "reward/calibrated_mean": true, "reward/env_mean": true - 0.02,
-            "wm/rank_correlation": 0.7, "wm/false_positives": float("nan") if step < 9 else 0.2,
+            "wm/reward_twins": true + 0.09, "calib/spearman": 0.7, "calib/residual": float("nan") if step < 9 else 0.2,
             "fusion/s2": 0.5 + 0.1 * rng.random(), "fusion/w_anchor": 1.6, "fusion/w_wm": 0.9,
-            "calib/n_pairs": step * 16, "loss/policy": 0.01 * rng.normal(), "loss/clip_frac": 0.1 * rng.random(),
+            "calib/pairs": step * 16, "loss/policy": 0.01 * rng.normal(), "loss/clip_frac": 0.1 * rng.random(),
             "adv/frac_zero_std": 0.3, **ledger.metrics(),
         })  # fmt: skip
+    write_json(folder / "ledger.json", {**ledger.metrics(), "steps/real_evaluation": 2 * 150 * 380})
+    (folder / "eval_00030.jsonl").write_text((folder / "eval_before.jsonl").read_text())
     x = rng.random(400)
     y = (rng.random(400) < 0.1 + 0.7 * x**2).astype(float)
     grid = np.linspace(0, 1, 30)
@@ -71,7 +74,17 @@ def make_video(path):
 def test_a_full_run_has_every_part_and_asks_nothing_of_the_network(tmp_path):
     html = report.write(make_run(tmp_path / "run")).read_text()
     assert "not recorded" not in html
-    for part in ("points", "Paired over 150", "anchor pairs", "real control steps: anchors", "<video", "3.3.2", "520"):
+    for part in (
+        "points",
+        "Paired over 150",
+        "anchor pairs",
+        "real control steps: anchors",
+        "114,000",
+        "evaluations",
+        "<video",
+        "3.3.2",
+        "520",
+    ):
         assert part in html
     assert "put both &lt;moka pots&gt;" in html
     for source in re.findall(r'(?:src|href)="([^"]{0,12})', html):

@@ -1,8 +1,10 @@
 """report.html of a run folder: one self-contained page that asks nothing of the network.
 
-Reads what is there, says "not recorded" for the rest: config.yaml, manifest.json, metrics.jsonl, eval_before.jsonl and
-eval_after.jsonl (a row an episode: task_id, init_id, success, steps, truncated), calibration.json ({"x", "y", "pairs"}:
-the fitted map and its pairs (r_wm, r_env)), videos/*.mp4 or *.gif.
+Reads what is there, says "not recorded" for the rest:
+* config.yaml, manifest.json, metrics.jsonl, ledger.json (the final ledger; without it the last row of metrics)
+* eval_before.jsonl, eval_after.jsonl, eval_<update>.jsonl: a row an episode with task_id, init_id, success
+* calibration.json: the fitted map "x" [n], "y" [n] and its "pairs" [m, 2] of (r_wm, r_env)
+* videos/*.mp4 or *.gif
 """
 
 from __future__ import annotations
@@ -28,21 +30,33 @@ MAX_VIDEO_BYTES = 24 * 2**20  # of all videos in the page; the rest is listed
 
 # Panels of the training curves: title, then metric -> (label, colour).
 IN_MODEL = {
-    "Success while training": {
-        "success/wm": ("world model", plots.MODEL),
-        "success/env": ("real (anchors)", plots.REAL),
+    "Success from the anchors' starts": {
+        "wm/success_twins": ("world model, same starts and noise", plots.MODEL),
+        "success/env": ("real", plots.REAL),
     },
-    "Reward while training": {
+    "Reward from the anchors' starts": {
+        "wm/reward_twins": ("world model, same starts and noise", plots.MODEL),
+        "reward/env_mean": ("real", plots.REAL),
+    },
+    "Reward, all groups": {
         "reward/wm_mean": ("world model", plots.MODEL),
         "reward/calibrated_mean": ("world model, calibrated", plots.CYCLE[2]),
         "reward/env_mean": ("real (anchors)", plots.REAL),
     },
     "World model against anchors": {
-        "wm/rank_correlation": ("rank correlation", plots.REAL),
-        "wm/false_positives": ("false positives", plots.MODEL),
+        "calib/spearman": ("rank correlation", plots.REAL),
+        "calib/residual": ("mean squared residual", plots.MODEL),
     },
 }
-GENERIC = ("fusion", "calib", "adv", "loss", "wm", "eval")  # other metrics, by prefix, in panels of like names
+GENERIC = (
+    "fusion",
+    "calib",
+    "adv",
+    "loss",
+    "wm",
+    "success",
+    "anchors",
+)  # other metrics, by prefix, in panels of like names
 
 
 @dataclass
@@ -55,6 +69,8 @@ class Run:
     metrics: list[dict] = field(default_factory=list)
     before: list[dict] = field(default_factory=list)
     after: list[dict] = field(default_factory=list)
+    between: dict[int, list[dict]] = field(default_factory=dict)  # by policy update
+    ledger: dict = field(default_factory=dict)
     calibration: dict = field(default_factory=dict)
     videos: list[Path] = field(default_factory=list)
 
@@ -63,7 +79,7 @@ class Run:
         folder = Path(folder)
         require(folder.is_dir(), f"no run folder {folder}: name the output_dir of a run")
         config, manifest = folder / "config.yaml", folder / "manifest.json"
-        fit = folder / "calibration.json"
+        fit, ledger = folder / "calibration.json", folder / "ledger.json"
         return cls(
             folder,
             (yaml.safe_load(config.read_text(encoding="utf-8")) or {}) if config.is_file() else {},
@@ -71,6 +87,8 @@ class Run:
             read_jsonl(folder / "metrics.jsonl"),
             read_jsonl(folder / "eval_before.jsonl"),
             read_jsonl(folder / "eval_after.jsonl"),
+            {int(p.stem[5:]): read_jsonl(p) for p in folder.glob("eval_[0-9]*.jsonl")},
+            json.loads(ledger.read_text(encoding="utf-8")) if ledger.is_file() else {},
             json.loads(fit.read_text(encoding="utf-8")) if fit.is_file() else {},
             sorted(p for p in (folder / "videos").glob("**/*") if p.suffix in (".mp4", ".gif")),
         )
@@ -96,7 +114,7 @@ class Run:
     def last(self, prefix: str) -> dict[str, float]:
         """Last value of every metric under `prefix`, without the prefix."""
         found: dict[str, float] = {}
-        for row in self.metrics:
+        for row in [*self.metrics, self.ledger]:
             found |= {
                 k[len(prefix) :]: v for k, v in row.items() if k.startswith(prefix) and isinstance(v, (int, float))
             }
@@ -189,6 +207,15 @@ def success_section(run: Run) -> str:
     if any(b is not None for b in bars[0] + bars[1]):
         labels = [f"task {t}" for t in run.tasks]
         out += f'<div class="wide">{image(plots.success(labels, *bars), "success by task")}</div>'
+    if run.between:
+        last = max((r["step"] for r in run.metrics), default=0)
+        found = {0: run.before, **run.between, **({last: run.after} if run.after else {})}
+        rates = {u: rate_of(rows_, None, planned, len(run.tasks)) for u, rows_ in sorted(found.items())}
+        points = {u: rate.successes / rate.n for u, rate in rates.items() if rate.complete}
+        if points:
+            curve = {"success": (list(points), list(points.values()))}
+            figure = plots.lines(curve, "Success by evaluation", "policy update")
+            out += f'<div class="wide">{image(figure, "evaluations")}</div>'
     return out
 
 

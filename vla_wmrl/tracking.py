@@ -8,6 +8,7 @@ Non-obvious behaviour
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -75,7 +76,8 @@ def start_run(output_dir: str | Path, cfg: object, manifest: dict) -> Path:
     """Make a run folder with config.yaml and manifest.json; on a resume the manifest becomes one more of a list."""
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments.save(cfg, folder / "config.yaml")
+    once = dataclasses.replace(cfg, resume=False)  # so that the file starts a new run, too
+    arguments.save(once, folder / "config.yaml")
     path = folder / "manifest.json"
     sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.exists() else []
     write_json(path, {"sessions": [*sessions, {"started": time.strftime("%Y-%m-%d %H:%M:%S"), **manifest}]})
@@ -108,7 +110,7 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases, offline unless the user's environment says otherwise. The run id is kept for resumes."""
 
-    def __init__(self, output_dir: str | Path, project: str, config: dict):
+    def __init__(self, output_dir: str | Path, project: str, config: dict | None = None):
         import wandb
 
         os.environ.setdefault("WANDB_MODE", "offline")
