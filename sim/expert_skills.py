@@ -29,8 +29,11 @@ class Shape:
 
     lo: tuple[float, float, float]
     hi: tuple[float, float, float]
-    grasp: str = "box"  # "box" (across the narrow side), "rim" (one finger inside), "none"
-    rim: tuple[float, float] = (0.0, 0.0)  # radius and height of a rim, metres
+    grasp: str = "box"  # "box" (across the narrow side), "rim" (one finger inside), "knob" (a point), "none"
+    centre_xy: tuple[float, float] = (0.0, 0.0)  # of the rim's circle or of the knob
+    radius: float = 0.0  # m, of the rim's middle
+    top: float = 0.0  # m, height of the rim or knob
+    thick: float = 0.0  # m, what the fingers measure on it
     handle: float | None = None  # angle of a mug's handle in its own xy plane, rad: no finger goes there
 
     @property
@@ -52,6 +55,16 @@ SHAPES = {
     "ketchup": Shape((-0.028, -0.072, -0.018), (0.029, 0.073, 0.019)),
     "orange_juice": Shape((-0.027, -0.070, -0.026), (0.026, 0.061, 0.026)),
     "milk": Shape((-0.026, -0.070, -0.026), (0.027, 0.061, 0.026)),
+    "porcelain_mug": Shape((-0.065, -0.049, 0.002), (0.060, 0.047, 0.108), "rim", (0.0125, -0.001), 0.0455, 0.108, 0.005, np.pi),
+    "white_yellow_mug": Shape((-0.071, -0.053, 0.0), (0.068, 0.053, 0.103), "rim", (-0.0185, 0.0), 0.0505, 0.103, 0.005, 0.0),
+    "red_coffee_mug": Shape((-0.061, -0.047, -0.002), (0.062, 0.046, 0.131)),
+    "akita_black_bowl": Shape((-0.054, -0.054, 0.002), (0.053, 0.053, 0.052), "rim", (0.0, 0.0), 0.051, 0.052, 0.005),
+    "moka_pot": Shape((-0.041, -0.056, -0.066), (0.041, 0.091, 0.086), "knob", (0.0, -0.001), 0.0, 0.086, 0.011),
+    "black_book": Shape((-0.015, -0.067, 0.002), (0.014, 0.043, 0.137)),
+    "plate": Shape((-0.068, -0.068, -0.003), (0.070, 0.069, 0.016), "none"),
+    "desk_caddy": Shape((-0.075, -0.217, 0.001), (0.075, 0.217, 0.168), "none"),
+    "chefmate_8_frypan": Shape((-0.097, -0.103, 0.001), (0.259, 0.101, 0.059), "none"),
+    "wine_bottle": Shape((-0.021, -0.022, 0.001), (0.022, 0.022, 0.158)),
     "basket": Shape((-0.084, -0.079, 0.004), (0.085, 0.079, 0.146), "none"),
 }
 
@@ -152,7 +165,7 @@ class Grasp:
 
     pos: np.ndarray  # [3] grip site
     axis: np.ndarray  # [3] horizontal, finger axis
-    width: float  # m, expected finger width once closed
+    least: float  # m, finger width below which the object is not between the fingers
 
 
 def _crowding(view: View, pos: np.ndarray, axis: np.ndarray, name: str) -> float:
@@ -187,7 +200,7 @@ def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
     upright = int(np.argmax(np.abs(pose.mat[2])))
     narrow, long = sorted((i for i in range(3) if i != upright), key=lambda i: half[i])
     if half[long] - half[narrow] < 0.004:  # round or square: any yaw does for a can, so keep the present one
-        return Grasp(np.array([centre[0], centre[1], z]), level(view), 2 * half[narrow])
+        return Grasp(np.array([centre[0], centre[1], z]), level(view), 2 * half[narrow] - 0.015)
     f = pose.mat[:, narrow] * [1, 1, 0]
     f /= np.linalg.norm(f)
     u = pose.mat[:, long] * [1, 1, 0]
@@ -200,18 +213,51 @@ def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
             c = _crowding(view, p, f, name) + 0.002 * (abs(i) + abs(j))
             if c < cost:
                 best, cost = p, c
-    return Grasp(best, f, 2 * half[narrow])
+    return Grasp(best, f, 2 * half[narrow] - 0.015)
 
 
-def grasp_of(view: View, name: str) -> Grasp:
-    return box_grasp(view, name)
+def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: float = 0.014) -> Grasp:
+    """One finger inside a mug or bowl, one outside: where neighbours and handle leave room and the wrist turns least.
+
+    `prefer` [2]: world direction from the centre in which to grasp if possible.
+    """
+    pose, shape = view.objects[name], SHAPES[category(name)]
+    best, cost = None, np.inf
+    for angle in np.arange(16) * (np.pi / 8):
+        if shape.handle is not None and np.cos(angle - shape.handle) > 0.75:
+            continue
+        local = np.array([np.cos(angle), np.sin(angle), 0.0])
+        out = pose.mat @ local
+        p = pose.pos + pose.mat @ (shape.radius * local + [*shape.centre_xy, shape.top]) - [0, 0, depth]
+        c = _crowding(view, p, out, name) + 0.004 * (1 - abs(out[1])) + 0.0004 * out[0]
+        if prefer is not None:
+            c += 0.02 * (1 - float(out[:2] @ prefer))
+        if c < cost:
+            best, cost = Grasp(p, out, 0.5 * shape.thick), c
+    return best
+
+
+def knob_grasp(view: View, name: str) -> Grasp:
+    """A small thing on top, by the finger tips, with the present yaw."""
+    pose, shape = view.objects[name], SHAPES[category(name)]
+    return Grasp(pose.pos + pose.mat @ np.array([*shape.centre_xy, shape.top - 0.002]), level(view), 0.5 * shape.thick)
+
+
+def grasp_of(view: View, name: str, prefer: np.ndarray | None = None) -> Grasp:
+    kind = SHAPES[category(name)].grasp
+    if kind == "rim":
+        return rim_grasp(view, name, prefer)
+    return knob_grasp(view, name) if kind == "knob" else box_grasp(view, name)
 
 
 def between_fingers(view: View, name: str, margin: float = 0.014) -> bool:
-    """Whether the grip site is inside the object (or on its rim), whatever the fingers do."""
+    """Whether the grip site is inside the object (on its rim, at its knob), whatever the fingers do."""
     pose, shape = view.objects[name], SHAPES[category(name)]
     local = pose.mat.T @ (view.eef_pos - pose.pos)
-    return bool(np.all(np.abs(local - shape.centre) < shape.half + margin))
+    if shape.grasp == "box":
+        return bool(np.all(np.abs(local - shape.centre) < shape.half + margin))
+    r = np.linalg.norm(local[:2] - shape.centre_xy)
+    return bool(abs(r - shape.radius) < margin and -0.045 < local[2] - shape.top < margin)
 
 
 # ---- pick and place
@@ -270,15 +316,15 @@ def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
     return move(view, target, CLOSE, mat)
 
 
-def pick_place(view: View, name: str, place: Place) -> np.ndarray:
+def pick_place(view: View, name: str, place: Place, prefer: np.ndarray | None = None) -> np.ndarray:
     """One control step of bringing `name` to `place`, from any state."""
-    grasp = grasp_of(view, name)
+    grasp = grasp_of(view, name, prefer)
     width, speed = view.gripper_width, float(np.abs(view.gripper_qvel).max())
     if between_fingers(view, name) and width < FULLY_OPEN:
         pose, d = view.objects[name], place.pos - view.objects[name].pos
         if np.linalg.norm(d[:2]) < place.tol and d[2] > -place.release:
             return move(view, view.eef_pos, OPEN, downward(view, level(view)))
-        if width < grasp.width - 0.015:  # closed beside it
+        if width < grasp.least:  # closed beside it
             return move(view, view.eef_pos + [0, 0, 0.1], OPEN, downward(view, level(view)))
         if speed > MOVING:
             return move(view, view.eef_pos, CLOSE, downward(view, level(view)))
