@@ -418,6 +418,7 @@ class SftConfig:
     steps: int = 5000  # gradient steps
     batch_size: int = 64
     lr: float = 1e-3  # learning rate
+    vision_warmup_steps: int = 2000  # of a new policy, before `steps`: learn from recorded states where things are
     save_every: int = 1000  # gradient steps between checkpoints
     device: str = "auto"  # auto, cpu, cuda, mps
     dataset: SftDatasetConfig = field(default_factory=SftDatasetConfig)
@@ -429,6 +430,7 @@ class SftConfig:
         for name in ("steps", "batch_size", "save_every"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
         require(self.lr > 0, f"lr={self.lr} must be positive")
+        require(self.vision_warmup_steps >= 0, f"vision_warmup_steps={self.vision_warmup_steps} is negative")
 
 
 @dataclass

@@ -37,11 +37,11 @@ class NanoSpec:
     """Sizes of the small policy. Images are square, `image_size` pixels; the width of the expert is a share of `width`."""
 
     image_size: int = 64
-    patch_size: int = 8
-    pixel_shuffle: int = 2  # image tokens per camera: (image_size / patch_size / pixel_shuffle)^2
-    vision_width: int = 96
+    patch_size: int = 16
+    pixel_shuffle: int = 1  # image tokens per camera: (image_size / patch_size / pixel_shuffle)^2
+    vision_width: int = 128
     vision_layers: int = 3
-    vision_heads: int = 3
+    vision_heads: int = 4
     width: int = 96
     layers: int = 3
     heads: int = 4

@@ -1,0 +1,127 @@
+"""`vla-wmrl sft` on a made-up data set: no simulator, a tiny policy."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sim import demo_data, sft, vision
+from sim.demos import Demonstration, Writer
+from sim.protocol import CAMERAS, STATE_KEY
+from vla_wmrl.config import SftConfig, SftDatasetConfig, SftPolicyConfig
+from vla_wmrl.errors import UserError
+from vla_wmrl.policies import checkpoint_io, nano
+from vla_wmrl.policies.flow import FlowPolicy
+
+SIZE = 32
+
+
+def demonstration(rng, index, steps):
+    """A bright square whose place is the scene's only object; the action points at it."""
+    place = rng.uniform(-0.3, 0.3, 2)
+    row, column = ((place + 0.3) / 0.6 * (SIZE - 8)).astype(int)
+    image = np.zeros((steps, SIZE, SIZE, 3), np.uint8)
+    image[:, row : row + 8, column : column + 8] = 255
+    states = np.zeros((steps + 1, 6), np.float32)
+    states[:, 3:5] = place
+    actions = np.tile(np.array([*place, 0, 0, 0, 0, index % 2 * 2 - 1], np.float32), (steps, 1))
+    return Demonstration(
+        task_id=index % 2,
+        init_id=index,
+        task=("put it here", "put it there")[index % 2],
+        success=True,
+        frames={**dict.fromkeys(CAMERAS, image), STATE_KEY: rng.normal(size=(steps, 8)).astype(np.float32)},
+        labels=actions + np.arange(steps, dtype=np.float32)[:, None] * 1e-3,
+        actions=actions,
+        states=states,
+        layout={"robot/eef_pos": (0, 3), "ball_1/pos": (3, 6)},
+    )
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("demos"), np.random.default_rng(0)
+    found = []
+    for name, lengths in (("a", (9, 20)), ("b", (12, 5, 7))):
+        writer = Writer(folder / name, SIZE)
+        for index, steps in enumerate(lengths):
+            writer.add(demonstration(rng, index, steps))
+        writer.close()
+        found.append(str(folder / name))
+    return found
+
+
+def config(roots, out, **changes):
+    policy = SftPolicyConfig(layers=1, width=48, image_size=SIZE, num_steps=2)
+    defaults = {"steps": 4, "save_every": 2, "batch_size": 8, "vision_warmup_steps": 2}
+    data = SftDatasetConfig(root=list(roots))
+    return SftConfig(output_dir=str(out), device="cpu", dataset=data, policy=policy, **{**defaults, **changes})
+
+
+def test_joined_data_keeps_episodes_apart(roots):
+    data = demo_data.load(roots, stride=2)
+    assert len(data.state) == 53 and data.tasks == ("put it here", "put it there")
+    assert np.bincount(data.episode).tolist() == [9, 20, 12, 5, 7]
+    actions, padded = data.chunks(np.arange(len(data.looks)), 16)
+    for look, frame in enumerate(data.looks):
+        left = data.end[frame] - frame
+        assert padded[look].sum() == max(0, 16 - left)
+        assert np.array_equal(actions[look][: min(16, left)], data.action[frame : frame + min(16, left)])
+        assert np.all(actions[look][min(16, left) :] == data.action[data.end[frame] - 1])
+
+
+def test_images_and_scene_belong_to_their_frame(roots):
+    data = demo_data.load(roots, stride=1)
+    for look in (0, 15, 40, 52):
+        rows, columns = np.nonzero(data.images[look, 0, :, :, 0])
+        expected = ((data.scene[data.looks[look], 3:5] + 0.3) / 0.6 * (SIZE - 8)).astype(int)
+        assert (rows.min(), columns.min()) == tuple(expected)
+    assert data.scene_names == (("robot/eef_pos", "ball_1/pos"),) * 2
+
+
+def test_action_statistics_have_no_vanishing_std(roots):
+    stats = demo_data.load(roots).statistics()
+    assert stats["action"]["std"].min() >= demo_data.MINIMAL_STD and stats[STATE_KEY]["mean"].shape == (8,)
+
+
+def test_warm_up_teaches_where_things_are(tmp_path):
+    rng = np.random.default_rng(1)
+    writer = Writer(tmp_path / "d", SIZE)
+    for index in range(60):
+        writer.add(demonstration(rng, index, 2))
+    writer.close()
+    data = demo_data.load([str(tmp_path / "d")])
+    spec = nano.NanoSpec(image_size=SIZE, width=48, layers=1, heads=2, vision_width=32, vision_layers=1, vision_heads=2)
+    nano.build_policy(tmp_path / "p", spec, data.tasks, data.statistics())
+    policy, *_ = checkpoint_io.load(tmp_path / "p")
+    spread = 100 * np.linalg.norm(data.scene[:, 3:5].std(0))
+    assert 100 * vision.warm_up(policy, data, 300, 32, 2e-3, seed=0, held_out=0.2) < 0.5 * spread
+
+
+def test_training_writes_a_policy_that_loads_and_resumes_to_the_same_bits(roots, tmp_path):
+    assert sft.main(config(roots, tmp_path / "whole")) == 0
+    assert sft.main(config(roots, tmp_path / "parts", steps=4, save_every=2)) == 0
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    (checkpoints / "last").unlink()
+    (checkpoints / "last").symlink_to("000002")
+    assert sft.main(config(roots, tmp_path / "parts", resume=True)) == 0
+    whole, parts = (FlowPolicy.from_pretrained(tmp_path / n / "policy", eta=0.5) for n in ("whole", "parts"))
+    ours, theirs = whole.policy.state_dict(), parts.policy.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    rows = [json.loads(line)["step"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == sorted(set(rows)) and rows[-1] == 4
+    assert str(tmp_path) not in (tmp_path / "whole" / "policy" / "config.json").read_text()
+    assert str(tmp_path) not in (tmp_path / "whole" / "policy" / "policy_preprocessor.json").read_text()
+
+
+def test_a_folder_that_is_no_data_set_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="not a LeRobotDataset"):
+        demo_data.load([str(tmp_path)])
+
+
+def test_images_of_another_size_than_the_policy_are_refused(roots, tmp_path):
+    cfg = config(roots, tmp_path / "x")
+    cfg.policy.image_size = 64
+    with pytest.raises(UserError, match="pixels"):
+        sft.main(cfg)
