@@ -1,4 +1,4 @@
-"""`vla-wmrl sft`: trains a policy on demonstrations, with lerobot's training step, optimiser, scheduler and checkpoints.
+"""`vla-wmrl sft`: trains a policy on demonstrations, by lerobot's training step, optimiser, scheduler, checkpoints.
 
 `lerobot-train` reads the same data sets and policies; the loop here differs from its own in the data (kept in memory:
 see `sim.demo_data`) and in the vision warm-up of new policies (see `sim.vision`). The folder:
@@ -46,7 +46,7 @@ Processors = tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]
 def main(cfg: SftConfig) -> int:
     """Trains as `cfg` says; the result is `cfg.output_dir`/policy.
 
-    A checkpoint to start from keeps its own normalisation, so that more data (a DAgger round) does not shift its actions.
+    A checkpoint to start from keeps its own normalisation: more data (a DAgger round) does not shift its actions.
     """
     out = Path(cfg.output_dir)
     device = _device(cfg.device)
@@ -149,7 +149,8 @@ def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: D
 def _settings(cfg: SftConfig, policy: SmolVLAPolicy) -> TrainPipelineConfig:
     """lerobot's own description of the training, which goes into its checkpoints."""
     config = policy.config
-    config.optimizer_lr, config.optimizer_weight_decay, config.optimizer_grad_clip_norm = cfg.lr, WEIGHT_DECAY, GRAD_CLIP
+    config.optimizer_lr, config.optimizer_weight_decay = cfg.lr, WEIGHT_DECAY
+    config.optimizer_grad_clip_norm = GRAD_CLIP
     config.scheduler_warmup_steps, config.scheduler_decay_steps = min(200, cfg.steps // 10 + 1), cfg.steps
     config.scheduler_decay_lr = FINAL_LR * cfg.lr
     return TrainPipelineConfig(
@@ -164,7 +165,7 @@ def _settings(cfg: SftConfig, policy: SmolVLAPolicy) -> TrainPipelineConfig:
     )
 
 
-def batches(cfg: SftConfig, policy: SmolVLAPolicy, data: DemoData, done: int) -> Iterator[dict[str, Tensor | list[str]]]:
+def batches(cfg: SftConfig, policy: SmolVLAPolicy, data: DemoData, done: int) -> Iterator[dict]:
     """lerobot batches for steps `done` + 1 to `cfg.steps`."""
     for step in range(done, cfg.steps):
         rng = generator((cfg.seed, step), stream=20)

@@ -41,7 +41,7 @@ class PositionHead(nn.Module):
 
 
 def targets(data: DemoData) -> np.ndarray:
-    """[L, M + M - 3] float32 metres: positions in the world, and relative to the gripper; NaN where a task has fewer."""
+    """[L, M + M - 3] float32 metres: positions in the world and relative to the gripper; NaN where there is none."""
     scene = data.scene[data.looks]
     relative = scene[:, 3:] - np.tile(scene[:, :3], (1, scene.shape[1] // 3 - 1))
     return np.concatenate([scene, relative], axis=1)
@@ -79,7 +79,8 @@ def warm_up(
 
     def held_out_error() -> float:
         with torch.no_grad():
-            parts = [error(rows).cpu().numpy() * std[task[rows]] for rows in np.array_split(test, max(1, len(test) // 64))]
+            groups = np.array_split(test, max(1, len(test) // 64))
+            parts = [error(rows).cpu().numpy() * std[task[rows]] for rows in groups]
         distance = np.linalg.norm(np.concatenate(parts).reshape(len(test), -1, 3), axis=2)
         return float(np.nanmean(distance))
 

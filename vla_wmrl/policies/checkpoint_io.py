@@ -47,8 +47,10 @@ def load(
     return policy, before, after
 
 
-def save(path: str | Path, policy: SmolVLAPolicy, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline) -> None:
-    """Writes a checkpoint that lerobot loads, its processors and, when the language model is local, the `vlm/` folder."""
+def save(
+    path: str | Path, policy: SmolVLAPolicy, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline
+) -> None:
+    """Writes a checkpoint that lerobot loads, its processors and, if it is local, the `vlm/` folder."""
     path = Path(path)
     policy.save_pretrained(path)
     before.save_pretrained(path)
@@ -57,7 +59,7 @@ def save(path: str | Path, policy: SmolVLAPolicy, before: PolicyProcessorPipelin
 
 
 def make_portable(path: str | Path, vlm: str | Path) -> None:
-    """Copies a local `vlm` folder into the checkpoint and stores it as the relative `vlm` (no absolute path is left)."""
+    """Copies a local `vlm` folder into the checkpoint and refers to it as `vlm`: no absolute path is left."""
     path, vlm = Path(path), Path(vlm)
     if not vlm.is_dir():
         return  # a hub name: lerobot's business

@@ -1,9 +1,9 @@
 """Log-probabilities for flow-matching policies: lerobot's SmolVLA sampled by a stochastic differential equation.
 
 Convention (SmolVLA, pi0): x_t = t eps + (1 - t) a, v = eps - a, integrated from t = 1 to 0 in N steps of d = 1/N.
-Flow-SDE (Flow-GRPO arXiv 2505.05470, pi_RL 2510.25889): the reverse SDE with sigma_t = eta sqrt(t / (1 - t)) has the ODE's
-marginals and Gaussian transitions, whose density is the log-probability. `hybrid` makes one step per chunk, drawn from
-the noise key, stochastic; `all` makes every step stochastic.
+Flow-SDE (Flow-GRPO arXiv 2505.05470, pi_RL 2510.25889): the reverse SDE with sigma_t = eta sqrt(t / (1 - t)) has the
+marginals of the ODE and Gaussian transitions, whose density is the log-probability. `hybrid` makes one step per chunk,
+drawn from the noise key, stochastic; `all` makes every step stochastic.
 
 Non-obvious behaviour:
 * With eta = 0, or `stochastic=False`, a chunk has the same bits as `SmolVLAPolicy.predict_action_chunk` with the same
@@ -22,9 +22,9 @@ from typing import Literal
 
 import numpy as np
 import torch
+from lerobot.lerobot_types import TransitionKey
 from lerobot.policies.common.vla_utils import make_att_2d_masks
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-from lerobot.lerobot_types import TransitionKey
 from lerobot.processor import NormalizerProcessorStep, PolicyProcessorPipeline, RenameObservationsProcessorStep
 from lerobot.processor.converters import create_transition
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
@@ -42,7 +42,7 @@ FROZEN = ("vlm.model.vision_model.", "vlm.model.connector.")
 
 
 def sde_transition(x: Tensor, v: Tensor, t: Tensor, d: float, eta: float) -> tuple[Tensor, Tensor]:
-    """Mean and std of x_{t-d} given x_t (Flow-SDE). x, v [..., H, A]; t broadcasts; at t = 1 sigma uses the next time."""
+    """Mean, std of x_{t-d} given x_t (Flow-SDE). x, v [..., H, A]; t broadcasts; at t = 1 sigma uses the next time."""
     sigma = eta * torch.sqrt(t / (1.0 - torch.where(t >= 1.0 - 1e-6, t - d, t)))
     half = sigma**2 * d / 2
     mean = x * (1 - half / t) - v * d * (1 + sigma**2 * (1 - t) / (2 * t))
@@ -80,7 +80,7 @@ class FlowPolicy:
         self.eta, self.sde = float(eta), sde
         self.n_action_steps = n_action_steps or config.n_action_steps
         if self.n_action_steps > config.chunk_size:
-            raise UserError(f"n_action_steps {self.n_action_steps} exceeds the checkpoint's chunk of {config.chunk_size}")
+            raise UserError(f"n_action_steps {self.n_action_steps} exceeds the policy's chunk of {config.chunk_size}")
         self.horizon, self.denoising_steps = config.chunk_size, config.num_steps
         self.action_dim, self.padded_dim = config.action_feature.shape[0], config.max_action_dim
         self.cameras = tuple(config.image_features)
@@ -138,7 +138,8 @@ class FlowPolicy:
     def _tokenize(self, sentence: str) -> tuple[Tensor, Tensor]:
         """Tokens and mask [1, L] of a task by the checkpoint's own preprocessor, once per sentence."""
         if sentence not in self._tokens:
-            batch = self.before({OBS_STATE: torch.zeros(1, self.config.robot_state_feature.shape[0]), "task": [sentence]})
+            state = torch.zeros(1, self.config.robot_state_feature.shape[0])
+            batch = self.before({OBS_STATE: state, "task": [sentence]})
             tokens, mask = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK]
             more = self.config.tokenizer_max_length - tokens.shape[1]
             self._tokens[sentence] = nn.functional.pad(tokens, (0, more)), nn.functional.pad(mask, (0, more))

@@ -1,8 +1,8 @@
 """Builds a very small SmolVLA from nothing: a SmolVLM config, tokenizer and processor in a folder, random weights.
 
 The result is an ordinary lerobot checkpoint that carries its language-model folder as `vlm/`. lerobot resolves
-`vlm_model_name` against the working directory (or a hub), so the stored value is the relative `vlm`: plain lerobot users
-run from inside the checkpoint folder (`cd CHECKPOINT && lerobot-eval --policy.path=. ...`); our own loader
+`vlm_model_name` against the working directory (or a hub), so the stored value is the relative `vlm`: plain lerobot
+users run from inside the checkpoint folder (`cd CHECKPOINT && lerobot-eval --policy.path=. ...`); our own loader
 (`checkpoint_io.load`) points it at the folder wherever it lies.
 """
 
@@ -34,7 +34,7 @@ SPECIAL_TOKENS = {
 
 @dataclass(frozen=True)
 class NanoSpec:
-    """Sizes of the small policy. Images are square, `image_size` pixels; the width of the expert is a share of `width`."""
+    """Sizes of the small policy. Images are square, `image_size` pixels; the expert's width is a share of `width`."""
 
     image_size: int = 64
     patch_size: int = 16
@@ -54,11 +54,13 @@ class NanoSpec:
     action_dim: int = 7
     language_tokens: int = 24
     vocabulary: int = 768
-    init_std: float = 0.08  # transformers' 0.02 is for widths near 768: about 1/sqrt(width) is the same gain at this size
+    init_std: float = (
+        0.08  # transformers' 0.02 is for widths near 768: about 1/sqrt(width) is the same gain at this size
+    )
 
 
 def _tokenizer(sentences: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE learned from the task sentences: short ones for them, and still able to write any text."""
+    """A byte-level BPE learned from the task sentences: few tokens for them, and still able to write any text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Runs a small policy's network as one recorded graph per shape: the same operations and bits, without Python's overhead.
+"""Runs a small policy's network as one recorded graph per shape: the same operations and bits, no Python overhead.
 
 A simulator worker asks for one chunk at a time; there, two thirds of lerobot's sampling time is the interpreter's. The
 graph holds the live parameters, so that optimiser steps are seen. Large batches gain nothing and run as they are.
@@ -21,7 +21,7 @@ INPUTS = ("features", "state", "lang_tokens", "lang_masks")
 
 
 class _Integrate(nn.Module):
-    """`FlowPolicy.integrate` with tensors in place of the dictionary; owns the parameters, so the trace does not copy."""
+    """`FlowPolicy.integrate` with tensors in place of the dictionary; owns the parameters: no copies in the trace."""
 
     def __init__(self, flow: FlowPolicy):
         super().__init__()
