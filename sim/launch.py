@@ -11,7 +11,7 @@ import torch
 from sim.compose import env_spec, make_pool, policy_ref
 from sim.evaluate import EvalPlan, evaluate, show, summary
 from sim.execute import GroupExecutor, collect
-from sim.imagine import WorldModelRuntime
+from sim.imagine import WorldModelRuntime, task_specs
 from sim.protocol import describe
 from sim.starts import BranchStarts, EpisodeStarts
 from sim.workers import Pool
@@ -84,7 +84,7 @@ class Run:
             else EpisodeStarts(cfg.env.task_ids, cfg.env.train_inits, cfg.env.train_split, cfg.seed)
         )
         imagined = cfg.world_model.kind != "none"
-        self.world = WorldModelRuntime(cfg, self.specs, self.policy) if imagined else None
+        self.world = WorldModelRuntime(cfg, task_specs(pool, self.specs), self.policy) if imagined else None
         self.loop = Loop(
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
             reward=branch_reward if branch else episode_reward, debias=make_debias(cfg), fusion=make_fusion(cfg),

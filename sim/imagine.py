@@ -1,0 +1,83 @@
+"""The world model beside the simulator: built for the tasks of a run, fed with what was executed, asked for groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.libero import EnvSpec, LiberoEnv
+from sim.rollout import Trace
+from sim.state import StateSpec, state_spec
+from sim.workers import Context, Pool
+from vla_wmrl.config import TrainConfig
+from vla_wmrl.policies.base import Policy
+from vla_wmrl.types import Rollout, Start
+from vla_wmrl.world_model.base import TaskSpec
+
+
+@dataclass(frozen=True)
+class StateSpecJob:
+    """Asks a worker, which has the simulator, for a task's state layout and its instruction."""
+
+    spec: EnvSpec
+
+    @property
+    def affinity(self) -> tuple:
+        return (self.spec,)
+
+    def run(self, context: Context) -> tuple[StateSpec, str]:
+        env = context.keep(("env", self.spec), lambda: LiberoEnv(self.spec))
+        return state_spec(env), env.task.language
+
+
+def task_specs(pool: Pool, specs: dict[int, EnvSpec]) -> dict[int, TaskSpec]:
+    """What a world model has to know of each task, read off the simulator."""
+    found = pool.map([StateSpecJob(spec) for spec in specs.values()])
+    return {
+        task: TaskSpec(
+            task_id=task, language=language, layout={k: (s.start, s.stop) for k, s in spec.layout.items()},
+            objects=spec.objects, fixtures=spec.fixtures, joints=spec.joints, goal=spec.goal,
+        )
+        for task, (spec, language) in zip(specs, found, strict=True)
+    }  # fmt: skip
+
+
+class WorldModelRuntime:
+    """Groups imagined by the world model: the loop's `Imagination`."""
+
+    def __init__(self, cfg: TrainConfig, tasks: dict[int, TaskSpec], policy: Policy):
+        from vla_wmrl.world_model import latent
+
+        self.cfg, self.policy = cfg, policy
+        section = cfg.world_model
+        if section.path is not None:
+            self.model = latent.StateSpaceModel.from_pretrained(section.path, tasks)
+        else:
+            self.model = latent.StateSpaceModel(tasks, members=section.ensemble, seed=cfg.seed)
+
+    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]:
+        """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
+        looks = self.cfg.groups.looks
+        every = [s for s in starts for _ in range(group_size)]
+        members = list(range(group_size)) * len(starts)
+        rollouts = self.model.imagine(self.policy, every, members, seed, looks, stochastic=True)
+        return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+
+    def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:
+        """Real trajectories to learn from, and real looks (states with the features that were seen there)."""
+        self.model.observe(traces, "policy")
+        self.model.observe_looks(rollouts)
+
+    def fit(self) -> dict[str, float]:
+        """The first fit, for `world_model.fit_steps` gradient steps."""
+        return self.model.fit(self.cfg.world_model.fit_steps)
+
+    def refit(self) -> dict[str, float]:
+        """A short fit on the grown data."""
+        return self.model.fit(self.cfg.world_model.refit_steps)
+
+    def state_dict(self) -> dict:
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.load_state_dict(state)
