@@ -1,0 +1,122 @@
+"""All arms of the ablation on the shipped policy: runs the (arm, seed) cells that are missing, then writes the table.
+
+    python benchmarks/ablation.py --config_path=configs/libero_long.yaml --arms=real,real_branch,wm,mix,debias,denoise,wmrl \\
+        --seeds=0,1,2 --runs=outputs/ablation --output_dir=results/libero_long [--steps=20 ...]
+
+Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
+piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
+Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vla_wmrl.stats import wilson
+from vla_wmrl.tracking import read_jsonl, write_json
+
+ARMS = ("real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl")
+TRAINING = ("anchors", "starts", "world_model")  # purposes of real control steps that training paid for
+
+
+def run_cell(arm: str, seed: int, args: argparse.Namespace, extra: list[str]) -> Path:
+    """Runs or resumes one cell; returns its folder."""
+    folder = Path(args.runs) / f"{arm}_{seed}"
+    if (folder / "ledger.json").exists():
+        return folder
+    shared = Path(args.runs) / f"before_{seed}.jsonl"
+    command = [sys.executable, "-m", "vla_wmrl.cli", "train", f"--config_path={args.config_path}", f"--arm={arm}",
+               f"--seed={seed}", f"--output_dir={folder}", *extra]  # fmt: skip
+    if folder.exists() and any(p.name != "config.yaml" for p in folder.iterdir()):
+        command.append("--resume=true")
+    elif shared.exists():
+        command.append("--eval.before=false")
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True)
+    before = folder / "eval_before.jsonl"
+    if before.exists() and not shared.exists():
+        shutil.copy(before, shared)
+    return folder
+
+
+def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], list[dict]]:
+    """Summary rows and episode rows of a finished cell."""
+    ledger = json.loads((folder / "ledger.json").read_text())
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    phases = {k[5:-2]: v for k, v in ledger.items() if k.startswith("time/") and k != "time/total_s"}
+    training = sum(v for k, v in phases.items() if k != "evaluation")
+    summary, episodes = [], []
+    for phase, path in (("before", runs / f"before_{seed}.jsonl"), ("after", folder / "eval_after.jsonl")):
+        mine = read_jsonl(path)
+        episodes += [{"arm": arm, "phase": phase, **row} for row in mine]
+        for task in sorted({r["task_id"] for r in mine}):
+            of_task = [r for r in mine if r["task_id"] == task]
+            summary.append({
+                "arm": arm, "seed": seed, "task_id": task, "phase": phase, "episodes": len(of_task),
+                "successes": sum(r["success"] for r in of_task), "policy_updates": metrics[-1]["step"],
+                "real_steps_train": sum(ledger.get(f"steps/real_{p}", 0) for p in TRAINING),
+                "imagined_steps_train": ledger.get("steps/imagined_rollouts", 0),
+                "wall_s_train": round(training, 1), "wall_s_by_phase": {k: round(v, 1) for k, v in phases.items()},
+            })  # fmt: skip
+    return summary, episodes
+
+
+def table(rows: list[dict]) -> str:
+    """Success per arm, pooled over seeds and tasks, with Wilson intervals."""
+    lines = ["| arm | seeds | before | after | gain | real steps | imagined steps | training wall s |", "|---|---|---|---|---|---|---|---|"]
+    for arm in [a for a in ARMS if any(r["arm"] == a for r in rows)]:
+        mine = [r for r in rows if r["arm"] == arm]
+        cells = {}
+        for phase in ("before", "after"):
+            of = [r for r in mine if r["phase"] == phase]
+            wins, n = sum(r["successes"] for r in of), sum(r["episodes"] for r in of)
+            low, high = wilson(wins, n)
+            cells[phase] = (wins / n, f"{100 * wins / n:.1f} % [{100 * low:.1f}, {100 * high:.1f}] ({wins}/{n})")
+        seeds = sorted({r["seed"] for r in mine})
+        one = [next(r for r in mine if r["seed"] == s) for s in seeds]
+        mean = {k: sum(r[k] for r in one) / len(one) for k in ("real_steps_train", "imagined_steps_train", "wall_s_train")}
+        lines.append(f"| {arm} | {len(seeds)} | {cells['before'][1]} | {cells['after'][1]} | "
+                     f"{100 * (cells['after'][0] - cells['before'][0]):+.1f} | {mean['real_steps_train']:.0f} | "
+                     f"{mean['imagined_steps_train']:.0f} | {mean['wall_s_train']:.0f} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config_path", default="configs/libero_long.yaml")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--runs", default="outputs/ablation")
+    parser.add_argument("--output_dir", default="results/libero_long")
+    args, extra = parser.parse_known_args()
+    runs, out = Path(args.runs), Path(args.output_dir)
+    runs.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for seed in map(int, args.seeds.split(",")):
+        for arm in args.arms.split(","):
+            run_cell(arm, seed, args, extra)
+            write(runs, out)
+
+
+def write(runs: Path, out: Path) -> None:
+    """The results so far."""
+    summary, episodes = [], []
+    for folder in sorted(runs.iterdir()):
+        if (folder / "ledger.json").exists():
+            arm, _, seed = folder.name.rpartition("_")
+            more = rows_of(arm, int(seed), folder, runs)
+            summary, episodes = summary + more[0], episodes + more[1]
+    write_json(out / "summary.json", summary)
+    with gzip.open(out / "episodes.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in episodes)
+    (out / "table.md").write_text(table(summary))
+
+
+if __name__ == "__main__":
+    main()
