@@ -62,6 +62,7 @@ SHAPES = {
     "moka_pot": Shape((-0.041, -0.056, -0.066), (0.041, 0.091, 0.086), "knob", (0.0, -0.001), 0.0, 0.086, 0.011),
     "black_book": Shape((-0.015, -0.067, 0.002), (0.014, 0.043, 0.137)),
     "plate": Shape((-0.068, -0.068, -0.003), (0.070, 0.069, 0.016), "none"),
+    "flat_stove": Shape((-0.052, -0.095, -0.020), (0.245, 0.095, 0.050), "none"),
     "desk_caddy": Shape((-0.075, -0.217, 0.001), (0.075, 0.217, 0.168), "none"),
     "chefmate_8_frypan": Shape((-0.097, -0.103, 0.001), (0.259, 0.101, 0.059), "none"),
     "wine_bottle": Shape((-0.021, -0.022, 0.001), (0.022, 0.022, 0.158)),
@@ -240,7 +241,7 @@ def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: fl
 def knob_grasp(view: View, name: str) -> Grasp:
     """A small thing on top, by the finger tips, with the present yaw."""
     pose, shape = view.objects[name], SHAPES[category(name)]
-    return Grasp(pose.pos + pose.mat @ np.array([*shape.centre_xy, shape.top - 0.002]), level(view), 0.5 * shape.thick)
+    return Grasp(pose.pos + pose.mat @ np.array([*shape.centre_xy, shape.top - 0.008]), level(view), 0.5 * shape.thick)
 
 
 def grasp_of(view: View, name: str, prefer: np.ndarray | None = None) -> Grasp:
@@ -304,9 +305,9 @@ def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
             return move(view, e, OPEN, mat)
         return move(view, e + d, CLOSE, mat)
     bottom = bounds(pose, SHAPES[category(name)])[0][2]
-    over = max(place.over, clearance(view, place.pos, (name,), radius=0.06))
+    over = max(place.over, place.pos[2] + bottom - pose.pos[2], clearance(view, place.pos, (name,), radius=0.06))
     target = e + d
-    lift = over + 0.04 - bottom if np.isfinite(over) else 0.06
+    lift = over + 0.04 - bottom
     if lift > 0.02:
         target[2] = e[2] + lift
         if hd > place.tol + 0.02:
