@@ -127,9 +127,14 @@ class FlowPolicy:
             raise UserError(f"the policy looks through {list(self.cameras)}; the environment lacks {missing}")
         pixels = {k: images[k].to(self.device).permute(0, 3, 1, 2).to(torch.float32) / 255.0 for k in self.cameras}
         prepared, _ = self.policy.prepare_images(pixels)
+        features = torch.cat([self._fast.embed_image(image) for image in prepared], dim=1)
+        return self.inputs_from_features(features, state, task)
+
+    def inputs_from_features(self, features: Tensor, state: Tensor, task: list[str]) -> dict[str, Tensor]:
+        """As `encode`, from vision features [B, n_tokens, D] instead of images: a world model decodes them from its state."""
         tokens = [self._tokenize(sentence) for sentence in task]
         return {
-            "features": torch.cat([self._fast.embed_image(image) for image in prepared], dim=1).to(torch.float32),
+            "features": features.to(torch.float32),
             "state": self._normalise_state(state.to(self.device, torch.float32)),
             "lang_tokens": torch.cat([t for t, _ in tokens]),
             "lang_masks": torch.cat([m for _, m in tokens]),
