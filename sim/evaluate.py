@@ -68,8 +68,7 @@ def evaluate(plan: EvalPlan, pool: Pool, folder: Path, name: str, label: str) ->
     rows = read_jsonl(path)
     log = JsonLines(path)
     jobs = plan.jobs({(r["task_id"], r["init_id"]) for r in rows})
-    with Progress(len(plan.episodes()), label) as bar:
-        bar.update(len(rows))
+    with Progress(len(plan.episodes()), label, done=len(rows)) as bar:
         for index, recorded in pool.run(jobs):
             for item in recorded:
                 rollout, spec = item.rollout, jobs[index].spec

@@ -54,10 +54,10 @@ def make_debias(cfg: TrainConfig) -> IsotonicDebiaser | None:
 def make_fusion(cfg: TrainConfig) -> Fusion:
     guard = cfg.guard
     active = Guard(min_pairs=guard.min_pairs, min_rank_correlation=guard.min_rank_correlation,
-                   max_false_positives=guard.max_false_positives) if guard.enabled else None  # fmt: skip
+                   max_false_positives=guard.max_false_positives, min_groups=guard.min_groups) if guard.enabled else None  # fmt: skip
     fusion = cfg.fusion
     return Fusion(fusion.kind, half_life_groups=fusion.half_life_groups, min_groups=fusion.min_groups,
-                  max_weight=fusion.max_weight, guard=active)  # fmt: skip
+                  max_weight=fusion.max_weight, guard=active, guard_window=guard.window_groups)  # fmt: skip
 
 
 class Run:
@@ -179,8 +179,7 @@ class Run:
             with self.loop.ledger.phase("world_model"):
                 self.world.fit()
         self.tracker = Tracker(self.folder, done, self.sinks(done))
-        with Progress(cfg.steps, f"policy updates ({cfg.arm})") as self.bar:
-            self.bar.update(done)
+        with Progress(cfg.steps, f"policy updates ({cfg.arm})", done=done) as self.bar:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
         self.policy.save(self.folder / "policy")

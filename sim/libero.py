@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.gl import setup_gl
+from sim.gl import robosuite_import_env, setup_gl
 from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
 from sim.view import Pose, Region, View
 from vla_wmrl.errors import UserError
@@ -104,7 +104,7 @@ def _libero():
                  "datasets": root.parent / "datasets", "assets": root / "assets"}  # fmt: skip
         (config / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in paths.items()))
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    with _quiet(), warnings.catch_warnings():
+    with _quiet(), robosuite_import_env(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from libero.libero import benchmark, get_libero_path
         from libero.libero.envs.env_wrapper import ControlEnv

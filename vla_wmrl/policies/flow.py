@@ -224,6 +224,17 @@ class FlowPolicy:
         return self.after(x[:, :, : self.action_dim]).to(self.device, torch.float32).clamp(-1.0, 1.0)
 
     # ---- scoring
+    def flow_matching_loss(self, inputs: dict[str, Tensor], actions: Tensor, is_pad: Tensor, noise: Tensor, time: Tensor):
+        """SmolVLA's training loss from features instead of images: mean of (v - (noise - actions))^2 over real steps.
+
+        actions, noise [B, H, A] normalised and padded, is_pad [B, H] bool (past the episode's end), time [B] in (0, 1].
+        Equal to lerobot's `SmolVLAPolicy.forward` with the same noise and time, up to float rounding.
+        """
+        t = time[:, None, None]
+        v = self._velocity(self._prefix(inputs), t * noise + (1 - t) * actions, time)
+        squared = ((noise - actions - v) ** 2)[:, :, : self.action_dim] * ~is_pad[:, :, None]
+        return squared.sum() / ((~is_pad).sum() * self.action_dim).clamp(min=1)
+
     def log_prob(self, inputs: dict[str, Tensor], chain: Tensor, sde_step: Tensor, executed: Tensor) -> Tensor:
         """Log-probability [B] of the stochastic transitions of `chain`, differentiable; executed [B, H] bool."""
         n, rows = self.denoising_steps, torch.arange(len(chain), device=chain.device)

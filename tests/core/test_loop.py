@@ -1,0 +1,195 @@
+"""The loop and the learner with a Gaussian toy policy: what enters the gradient, what calibrates what, what resumes."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from vla_wmrl import grpo
+from vla_wmrl.config import GrpoConfig, TrainConfig
+from vla_wmrl.debias import IsotonicDebiaser
+from vla_wmrl.fusion import Fusion
+from vla_wmrl.learner import Learner, flatten
+from vla_wmrl.tracking import Ledger
+from vla_wmrl.train import Loop
+from vla_wmrl.types import Rollout, Start
+
+LOOKS, HORIZON, DIM = 3, 4, 2
+
+
+class Gaussian:
+    """Chunks around a linear function of the input, with unit variance."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(DIM, DIM)
+
+    def log_prob(self, inputs, chain, sde_step, executed):
+        error = chain[:, 1] - self.net(inputs["x"])[:, None]
+        return (-0.5 * error**2 * executed[:, :, None]).sum((1, 2))
+
+    def parameters_to_train(self):
+        return list(self.net.named_parameters())
+
+
+def rollout(start, member, seed, source="real", reward=0.0, looks=LOOKS):
+    rng = np.random.default_rng([seed, start.init_id, member])
+    executed = np.zeros((looks, HORIZON), bool)
+    executed[:, :2] = True
+    progress = np.zeros(looks + 1, np.float32)
+    progress[-1] = reward
+    return Rollout(
+        start=start, member=member, source=source,
+        inputs={"x": rng.normal(size=(looks, DIM)).astype(np.float32)},
+        chain=rng.normal(size=(looks, 2, HORIZON, DIM)).astype(np.float32), sde_step=np.zeros(looks, np.int64),
+        executed=executed, states=np.zeros((looks + 1, 1), np.float32), progress=progress, success=reward >= 1,
+        terminated=reward >= 1, truncated=reward < 1, steps=int(executed.sum()),
+    )  # fmt: skip
+
+
+class Starts:
+    def draw(self, step, n):
+        return [Start(0, step * n + i) for i in range(n)]
+
+    def extend(self, starts):
+        pass
+
+
+def world(reward_of, source):
+    """Executes or imagines groups whose rewards are `reward_of(start, member)`; remembers what it was asked."""
+    asked = []
+
+    def run(starts, size, seed):
+        asked.append([s.init_id for s in starts])
+        groups = [tuple(rollout(s, m, 1, source, reward_of(s, m)) for m in range(size)) for s in starts]
+        if source == "imagined":
+            return groups
+        future = Future()
+        future.set_result(groups)
+        return future
+
+    run.asked = asked
+    return run
+
+
+def truth(start, member):
+    return float(np.random.default_rng([start.init_id, member, 5]).uniform())
+
+
+def make(reward_wm=truth, fusion="inverse_variance", debias=None, fraction=0.5, imagine=True, **grpo):
+    cfg = TrainConfig(steps=4)
+    cfg.grpo = GrpoConfig(n_groups=4, group_size=4, lr=1e-2, **grpo)
+    cfg.anchors.fraction = fraction
+    policy = Gaussian()
+    return Loop(
+        cfg=cfg, learner=Learner(policy, cfg.grpo), starts=Starts(), execute=world(truth, "real"),
+        imagine=world(reward_wm, "imagined") if imagine else None, reward=lambda r: float(r.progress[-1]), debias=debias,
+        fusion=Fusion(fusion, min_groups=1), ledger=Ledger(),
+    )  # fmt: skip
+
+
+def weights(loop):
+    return torch.cat([p.detach().flatten() for p in loop.learner.parameters])
+
+
+def test_a_constant_world_model_adds_nothing_to_the_gradient():
+    mixed, alone = make(reward_wm=lambda s, m: 0.7), make(imagine=False)
+    mixed.step(0), alone.step(0)
+    assert mixed.learner.updates == 1
+    # Without a world model only the anchors train; a constant one must leave the same direction.
+    gradient = [torch.cat([p.grad.flatten() for p in loop.learner.parameters]) for loop in (mixed, alone)]
+    cosine = torch.nn.functional.cosine_similarity(gradient[0], gradient[1], dim=0)
+    assert cosine > 1 - 1e-6
+
+
+def test_all_equal_rewards_take_no_step():
+    loop = make(imagine=False, fraction=1.0)
+    loop.execute = world(lambda s, m: 0.5, "real")
+    before = weights(loop)
+    assert loop.step(0)["loss/skipped"] == 1.0
+    assert torch.equal(before, weights(loop))
+
+
+def test_a_pair_never_calibrates_itself():
+    debias = IsotonicDebiaser(min_pairs=4)
+    loop = make(debias=debias)
+    seen = []
+    original = debias.transform
+    debias.transform = lambda r, tasks=None: seen.append(len(debias.pairs_)) or original(r, tasks)
+    for step in range(3):
+        loop.step(step)
+    assert seen[0] == 0 and seen == sorted(seen)
+    anchors_a_step = len(debias.pairs_) // 3
+    assert all(n % 4 == 0 for n in seen) and len(debias.pairs_) > seen[-1] and anchors_a_step >= 4
+
+
+def test_every_group_is_imagined_and_only_anchors_are_executed():
+    loop = make()
+    metrics = loop.step(0)
+    assert len(loop.imagine.asked[0]) == 4
+    assert len(loop.execute.asked[0]) == metrics["anchors/groups"]
+    assert metrics["steps/real_anchors"] == metrics["anchors/groups"] * 4 * LOOKS * 2
+    assert metrics["steps/imagined_rollouts"] == 4 * 4 * LOOKS * 2
+
+
+@pytest.mark.parametrize("minibatch", [1, 5, 1000])
+def test_the_gradient_does_not_depend_on_the_minibatch(minibatch):
+    loop, whole = make(minibatch_looks=minibatch), make(minibatch_looks=64)
+    loop.step(0), whole.step(0)
+    for a, b in zip(loop.learner.parameters, whole.learner.parameters, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_rollout_weighs_the_same_however_long_and_unexecuted_steps_weigh_nothing():
+    start = Start(0, 0)
+    policy = Gaussian()
+    learner = Learner(policy, GrpoConfig(lr=1e-2, grad_clip=1e9))
+    short, long = rollout(start, 0, 1, looks=1), rollout(start, 0, 1, looks=1)
+    long = type(long)(**{**long.__dict__, **{
+        k: np.repeat(getattr(long, k), 5, axis=0) for k in ("chain", "executed", "sde_step")
+    }, "inputs": {"x": np.repeat(long.inputs["x"], 5, axis=0)}})  # fmt: skip
+    other = rollout(start, 1, 2)
+    gradients = []
+    for first in (short, long):
+        learner.optimizer.zero_grad()
+        looks = flatten([first, other], np.array([1.0, -1.0]), np.array([True, True]))
+        w = grpo.look_weights(looks.rollout, looks.mask, 2)
+        logp = policy.log_prob(looks.inputs, looks.chain, looks.sde_step, looks.executed)
+        grpo.grpo_loss(logp, logp.detach(), looks.advantage, w)[0].backward()
+        gradients.append([p.grad.clone() for p in learner.parameters])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_missing_reward_trains_nothing_and_is_not_zero():
+    loop = make(imagine=False, fraction=1.0)
+    loop.reward = lambda r: float("nan") if r.member == 0 else float(r.progress[-1])
+    loop.step(0)
+    kept = [p.grad.clone() for p in loop.learner.parameters]
+    again = make(imagine=False, fraction=1.0)
+    again.execute = world(lambda s, m: 123.0 if m == 0 else truth(s, m), "real")
+    again.reward = loop.reward
+    again.step(0)
+    for a, b in zip(kept, again.learner.parameters, strict=True):
+        assert torch.equal(a, b.grad)
+
+
+def test_two_steps_after_a_restore_equal_two_steps_in_a_row():
+    whole, first = make(debias=IsotonicDebiaser(min_pairs=4)), make(debias=IsotonicDebiaser(min_pairs=4))
+    for step in range(3):
+        whole.step(step)
+    first.step(0)
+    second = make(debias=IsotonicDebiaser(min_pairs=4))
+    second.load_state_dict(first.state_dict())
+    for step in (1, 2):
+        second.step(step)
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_ppi_trains_on_the_anchors_twins_too():
+    loop = make(fusion="ppi", reward_wm=lambda s, m: truth(s, m) * 0.5)
+    for step in range(3):
+        metrics = loop.step(step)
+    assert metrics["fusion/lambda"] < 0
+    assert torch.isfinite(weights(loop)).all()
