@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.expert_fixtures import close_door, close_drawer, into_microwave, turn_knob
 from sim.expert_skills import FULLY_OPEN, OPEN, SHAPES, Place, between_fingers, category, downward, level, move, pick_place
 from sim.view import View
 from vla_wmrl.errors import UserError
@@ -29,15 +30,31 @@ class Expert:
     def act(self, view: View) -> np.ndarray:
         """[7] float32 action in [-1, 1] for this state."""
         for g, ok in zip(view.goal, view.satisfied):  # an object that a goal already counts may still be in the hand
-            if ok and g[0] in ("in", "on") and view.gripper_width < FULLY_OPEN and between_fingers(view, g[1]):
+            if ok and g[0] in ("in", "on") and view.gripper_width < FULLY_OPEN and between_fingers(view, g[1], self._kind(g)):
                 return self._work(view, g)
-        for g, ok in zip(view.goal, view.satisfied):
-            if not ok:
-                return self._work(view, g)
+        unmet = [g for g, ok in zip(view.goal, view.satisfied) if not ok]
+        for g in sorted(unmet, key=lambda g: g[0] == "close"):  # doors and drawers last
+            return self._work(view, g)
         return move(view, view.eef_pos, OPEN, downward(view, level(view)))
 
+    def _kind(self, goal: tuple[str, ...]) -> str | None:
+        return "handle" if goal[-1].startswith("microwave") else None
+
     def _work(self, view: View, goal: tuple[str, ...]) -> np.ndarray:
-        target = goal[2]
+        target = goal[-1]
+        if goal[0] == "turnon":
+            return turn_knob(view, target)
+        if goal[0] == "close" and target.startswith("white_cabinet"):
+            return close_drawer(view, "white_cabinet_1", "white_cabinet_1_bottom_level")
+        if goal[0] == "close":
+            return close_door(view, target, f"{target}_microjoint")
+        if target.startswith("microwave"):
+            return into_microwave(view, goal[1], "microwave_1")
+        if target == "white_cabinet_1_bottom_region":
+            region = view.regions[target]
+            place = Place(region.pos + [0.03, -0.017, -0.022], tol=0.015, over=region.pos[2] + 0.035, release=0.02,
+                          finger_axis=np.array([1.0, 0.0, 0.0]))
+            return pick_place(view, goal[1], place, prefer=np.array([-1.0, 0.0]))
         if target == "basket_1_contain_region":
             place = self._basket(view, goal)
         elif target == "desk_caddy_1_back_contain_region":

@@ -20,6 +20,8 @@ FULLY_OPEN = 0.072  # m, finger width above which nothing can be held (0.078 at 
 MOVING = 0.012  # m/s, finger speed above which the gripper is still opening or closing
 TIP = 0.012  # m, how far the finger tips reach below the grip site
 FINGER = 0.0505  # m, distance of an open finger's middle from the grip site, along the finger axis
+LEAN = 0.7  # tangent of the hand's lean where it must reach into or under something
+HANDLE = (0.055, 0.070)  # m, where a mug's handle is taken: out from the origin, and up
 HAND = (0.105, 0.035, 0.035)  # m, half length along the finger axis, half thickness, height of its underside over the grip site
 
 
@@ -63,6 +65,9 @@ SHAPES = {
     "black_book": Shape((-0.015, -0.067, 0.002), (0.014, 0.043, 0.137)),
     "plate": Shape((-0.068, -0.068, -0.003), (0.070, 0.069, 0.016), "none"),
     "flat_stove": Shape((-0.052, -0.095, -0.020), (0.245, 0.095, 0.050), "none"),
+    "white_cabinet": Shape((-0.123, -0.079, 0.005), (0.131, 0.112, 0.223), "none"),  # without its drawers
+    "wine_rack": Shape((-0.134, -0.124, -0.002), (0.134, 0.129, 0.328), "none"),
+    "microwave": Shape((-0.173, -0.088, 0.0), (0.173, 0.111, 0.189), "none"),  # without its door
     "desk_caddy": Shape((-0.075, -0.217, 0.001), (0.075, 0.217, 0.168), "none"),
     "chefmate_8_frypan": Shape((-0.097, -0.103, 0.001), (0.259, 0.101, 0.059), "none"),
     "wine_bottle": Shape((-0.021, -0.022, 0.001), (0.022, 0.022, 0.158)),
@@ -90,13 +95,17 @@ def rotation_vector(current: np.ndarray, target: np.ndarray) -> np.ndarray:
     return axis / n * angle
 
 
-def downward(view: View, finger_axis: np.ndarray) -> np.ndarray:
-    """[3, 3] frame of a hand that points down with its fingers along +-`finger_axis` (the sign nearer to now and to rest)."""
+def downward(view: View, finger_axis: np.ndarray, lean: np.ndarray | None = None) -> np.ndarray:
+    """[3, 3] frame of a hand that points down with its fingers along +-`finger_axis` (the sign nearer to now and to rest).
+
+    `lean` [3]: horizontal, orthogonal to the axis; its length is the tangent by which the fingers point that way.
+    """
     f = np.array([finger_axis[0], finger_axis[1], 0.0])
     f /= np.linalg.norm(f)
     if f @ view.eef_mat[:, 0] + 0.5 * f[1] < 0:  # the rest pose has its fingers along +y; half a turn from it is out of reach
         f = -f
-    z = np.array([0.0, 0.0, -1.0])
+    z = np.array([0.0, 0.0, -1.0]) if lean is None else np.array([lean[0], lean[1], -1.0])
+    z /= np.linalg.norm(z)
     return np.stack([f, np.cross(z, f), z], 1)
 
 
@@ -167,6 +176,7 @@ class Grasp:
     pos: np.ndarray  # [3] grip site
     axis: np.ndarray  # [3] horizontal, finger axis
     least: float  # m, finger width below which the object is not between the fingers
+    lean: np.ndarray | None = None  # [3] see `downward`
 
 
 def _crowding(view: View, pos: np.ndarray, axis: np.ndarray, name: str) -> float:
@@ -244,18 +254,33 @@ def knob_grasp(view: View, name: str) -> Grasp:
     return Grasp(pose.pos + pose.mat @ np.array([*shape.centre_xy, shape.top - 0.008]), level(view), 0.5 * shape.thick)
 
 
-def grasp_of(view: View, name: str, prefer: np.ndarray | None = None) -> Grasp:
-    kind = SHAPES[category(name)].grasp
+def handle_grasp(view: View, name: str) -> Grasp:
+    """A mug by its handle, the hand leaning back over it: the mug goes ahead of the hand into narrow places."""
+    pose, shape = view.objects[name], SHAPES[category(name)]
+    out = np.array([np.cos(shape.handle), np.sin(shape.handle), 0.0])
+    return Grasp(pose.pos + pose.mat @ (HANDLE[0] * out + [0, 0, HANDLE[1]]), pose.mat @ np.cross(out, [0, 0, 1.0]), 0.008,
+                 -LEAN * (pose.mat @ out))
+
+
+def grasp_of(view: View, name: str, kind: str | None = None, prefer: np.ndarray | None = None) -> Grasp:
+    """The grasp for an object as it lies now; `kind` overrides its shape's usual one."""
+    kind = kind or SHAPES[category(name)].grasp
+    if kind == "handle":
+        return handle_grasp(view, name)
     if kind == "rim":
         return rim_grasp(view, name, prefer)
     return knob_grasp(view, name) if kind == "knob" else box_grasp(view, name)
 
 
-def between_fingers(view: View, name: str, margin: float = 0.014) -> bool:
-    """Whether the grip site is inside the object (on its rim, at its knob), whatever the fingers do."""
+def between_fingers(view: View, name: str, kind: str | None = None, margin: float = 0.014) -> bool:
+    """Whether the grip site is inside the object (on its rim, at its knob or handle), whatever the fingers do."""
     pose, shape = view.objects[name], SHAPES[category(name)]
     local = pose.mat.T @ (view.eef_pos - pose.pos)
-    if shape.grasp == "box":
+    kind = kind or shape.grasp
+    if kind == "handle":
+        out = np.array([np.cos(shape.handle), np.sin(shape.handle), 0.0])
+        return bool(np.all(np.abs(local - HANDLE[0] * out - [0, 0, HANDLE[1]]) < [0.025, 0.025, 0.03]))
+    if kind == "box":
         return bool(np.all(np.abs(local - shape.centre) < shape.half + margin))
     r = np.linalg.norm(local[:2] - shape.centre_xy)
     return bool(abs(r - shape.radius) < margin and -0.045 < local[2] - shape.top < margin)
@@ -277,7 +302,7 @@ class Place:
 
 def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.ndarray:
     """Open hand to `grasp` from above, over whatever stands in between."""
-    e, mat = view.eef_pos, downward(view, grasp.axis)
+    e, mat = view.eef_pos, downward(view, grasp.axis, grasp.lean)
     d = grasp.pos - e
     hd = float(np.linalg.norm(d[:2]))
     turn = float(np.linalg.norm(rotation_vector(view.eef_mat, mat)))
@@ -293,7 +318,7 @@ def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.nda
     return move(view, target, OPEN, mat)
 
 
-def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
+def carry(view: View, name: str, place: Place) -> np.ndarray:
     """Held object to `place`: up, across, down, and open there."""
     e, pose = view.eef_pos, view.objects[name]
     axis = place.finger_axis if place.finger_axis is not None else level(view)
@@ -317,17 +342,24 @@ def carry(view: View, name: str, grasp: Grasp, place: Place) -> np.ndarray:
     return move(view, target, CLOSE, mat)
 
 
+def grip(view: View, name: str, grasp: Grasp, kind: str | None = None) -> tuple[bool, np.ndarray | None]:
+    """(held, action): whether `name` is firmly held; if not, the action that gets there, or that finishes closing."""
+    if not (between_fingers(view, name, kind) and view.gripper_width < FULLY_OPEN):
+        return False, approach(view, name, grasp)
+    mat = downward(view, level(view), grasp.lean)
+    if view.gripper_width < grasp.least:  # closed beside it
+        return False, move(view, view.eef_pos + [0, 0, 0.1], OPEN, mat)
+    if float(np.abs(view.gripper_qvel).max()) > MOVING:
+        return False, move(view, view.eef_pos, CLOSE, mat)
+    return True, None
+
+
 def pick_place(view: View, name: str, place: Place, prefer: np.ndarray | None = None) -> np.ndarray:
     """One control step of bringing `name` to `place`, from any state."""
-    grasp = grasp_of(view, name, prefer)
-    width, speed = view.gripper_width, float(np.abs(view.gripper_qvel).max())
-    if between_fingers(view, name) and width < FULLY_OPEN:
-        pose, d = view.objects[name], place.pos - view.objects[name].pos
-        if np.linalg.norm(d[:2]) < place.tol and d[2] > -place.release:
-            return move(view, view.eef_pos, OPEN, downward(view, level(view)))
-        if width < grasp.least:  # closed beside it
-            return move(view, view.eef_pos + [0, 0, 0.1], OPEN, downward(view, level(view)))
-        if speed > MOVING:
-            return move(view, view.eef_pos, CLOSE, downward(view, level(view)))
-        return carry(view, name, grasp, place)
-    return approach(view, name, grasp)
+    grasp = grasp_of(view, name, prefer=prefer)
+    d = place.pos - view.objects[name].pos
+    there = np.linalg.norm(d[:2]) < place.tol and d[2] > -place.release
+    if there and between_fingers(view, name) and view.gripper_width < FULLY_OPEN:
+        return move(view, view.eef_pos, OPEN, downward(view, level(view)))
+    held, action = grip(view, name, grasp)
+    return carry(view, name, place) if held else action
