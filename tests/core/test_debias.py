@@ -249,14 +249,15 @@ def test_state_round_trip_is_bit_equal_and_so_is_what_follows(make):
     pairs, groups = hallucinating(60)
     tasks, grid = groups % 3, np.linspace(-0.5, 1.5, 400)
     a, b, c = make(), make(), make()
-    a.observe(pairs[:300], groups[:300], tasks[:300])
+    for i in range(0, 304, G):  # the released form is then 40 pairs into its next 64
+        a.observe(pairs[i : i + G], groups[i : i + G], tasks[i : i + G])
     b.load_state_dict(a.state_dict())
     c.load_state_dict(
         json.loads(json.dumps({k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in a.state_dict().items()}))
     )
     for other in (b, c):
         np.testing.assert_array_equal(a.transform(grid, 1), other.transform(grid, 1))
-    for i in range(300, 480, G):
+    for i in range(304, 480, G):
         for d in (a, b, c):
             d.observe(pairs[i : i + G], groups[i : i + G], tasks[i : i + G])
         for other in (b, c):

@@ -140,6 +140,8 @@ def test_clip_frac_counts_binding_clips_by_weight():
     _, metrics = grpo_loss(log_ratios, torch.zeros(4), advantages, torch.tensor([0.4, 0.3, 0.2, 0.1]))
     assert metrics["clip_frac"] == pytest.approx(0.5)
     assert metrics["ratio_max"] == pytest.approx(2.718281828)
+    assert metrics["approx_kl"] == pytest.approx(0.6 * (2.718281828 - 2) + 0.4 * 0.3678794412)  # k3 of old from new
+    assert metrics["log_ratio_abs_max"] == 1.0
 
 
 def test_kl_is_added_to_the_loss_with_its_sign():
@@ -186,7 +188,7 @@ def test_first_ratio_check_ignores_masked_rows():
 
 
 def test_ratios_are_float32_and_old_log_probs_carry_no_gradient():
-    new, old = torch.zeros(2, dtype=torch.bfloat16, requires_grad=True), torch.zeros(2, requires_grad=True)
+    new, old = (torch.zeros(2, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     ratio = log_ratio(new, old)
     assert ratio.dtype == torch.float32
     ratio.sum().backward()
