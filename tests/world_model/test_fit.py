@@ -1,0 +1,73 @@
+"""Fitting: seeded, goes on from where it was, learns what moves, and copes with what is missing."""
+
+import numpy as np
+import torch
+
+from toy_world import SMALL, make_trace
+from vla_wmrl.world_model.latent import FitConfig, StateSpaceModel
+
+
+def test_two_fits_of_one_seed_are_bit_equal(make_model):
+    a, b = make_model(), make_model()
+    for name, value in a.net.state_dict().items():
+        assert torch.equal(value, b.net.state_dict()[name]), name
+
+
+def test_a_resumed_fit_equals_an_uninterrupted_one(make_model, tasks):
+    """A refit after a reload has the bits of one that never stopped."""
+    straight, stopped = make_model(), make_model()
+    straight.fit(3)
+    resumed = StateSpaceModel(tasks, seed=0, width=16, config=SMALL)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.corpus.items = stopped.corpus.items
+    resumed.fit(3)
+    for name, value in straight.net.state_dict().items():
+        assert torch.equal(value, resumed.net.state_dict()[name]), name
+
+
+def test_fitting_lowers_the_path_error(tasks):
+    model = StateSpaceModel(tasks, width=16, config=FitConfig(stages=((1.0, 6, 16),)))
+    model.observe([make_trace(tasks[0], i) for i in range(6)], "expert")
+    before = model.fit(1)["bodies"]
+    model.fit(100)
+    after = model.fit(1)["bodies"]
+    assert after < 0.5 * before
+
+
+def test_near_misses_get_their_share_of_a_batch(make_model):
+    model = make_model(updates=0)
+    rng = np.random.default_rng(0)
+    share = model.corpus.share
+    near = {i for i, item in enumerate(model.corpus.items) if item.kind == "near_miss"}
+    windows = model.corpus._index("near", 4)[0]
+    assert set(windows[:, 0].tolist()) == near
+    assert model.corpus.sample(rng, 20, 4).robot.shape[0] == 20 and 0.6 <= share <= 0.75
+
+
+def test_trajectories_without_progress_are_used_for_the_rest(tasks):
+    from dataclasses import replace
+
+    model = StateSpaceModel(tasks, width=16, config=SMALL)
+    model.observe([replace(t, progress=np.full_like(t.progress, np.nan)) for t in (make_trace(tasks[0], i) for i in range(3))], "expert")
+    assert all(np.isfinite(v) for v in model.fit(3).values())
+
+
+def test_features_do_not_shift_under_fitted_weights(make_model, tasks):
+    from dataclasses import replace
+
+    model = make_model()
+    before = dict(model.rest_)
+    low = make_trace(tasks[0], 1)
+    model.observe([replace(low, states=low.states - np.float32(0.2))], "policy")
+    assert model.rest_ == before
+
+
+def test_predicted_rotations_stay_orthonormal(make_model, tasks):
+    model = make_model()
+    trace = make_trace(tasks[0], 3)
+    path, grades, log_p = model.predict(0, trace.states[:1], trace.actions[None], trace.previous[None])
+    for rot6 in (path.robot[..., 3:9], path.bodies[..., 3:9]):
+        x, y = rot6[..., :3], rot6[..., 3:]
+        torch.testing.assert_close(x.norm(dim=-1), torch.ones_like(x[..., 0]))
+        torch.testing.assert_close((x * y).sum(-1), torch.zeros_like(x[..., 0]), atol=1e-5, rtol=0)
+    assert log_p.shape == (1, 20) and (log_p <= 0).all() and grades.held.shape == (1, 20, 2)

@@ -1,0 +1,111 @@
+"""Imagined rollouts: keyed, independent of their neighbours, and in the form that real ones have."""
+
+import numpy as np
+import pytest
+import torch
+
+from vla_wmrl.errors import UserError
+from vla_wmrl.types import Start
+from vla_wmrl.world_model.latent import StateSpaceModel
+from vla_wmrl.world_model.scene import proprioception
+
+
+def arrays(rollout):
+    return {"chain": rollout.chain, "states": rollout.states, "progress": rollout.progress, **rollout.inputs}
+
+
+def test_the_same_keys_imagine_the_same(make_model, policy, starts):
+    model = make_model()
+    once, again = (model.imagine(policy, starts, [0] * 4, (5,), 3) for _ in range(2))
+    for a, b in zip(once, again, strict=True):
+        for name, value in arrays(a).items():
+            np.testing.assert_array_equal(value, arrays(b)[name], err_msg=name)
+
+
+def test_a_rollout_does_not_depend_on_its_neighbours(make_model, policy, starts):
+    model = make_model()
+    together = model.imagine(policy, starts, [0, 1, 2, 3], (5,), 3)
+    for i, rollout in enumerate(together):
+        (alone,) = model.imagine(policy, [starts[i]], [i], (5,), 3)
+        for name, value in arrays(rollout).items():
+            np.testing.assert_allclose(value, arrays(alone)[name], atol=1e-5, err_msg=name)
+
+
+def test_members_and_seeds_draw_other_noise(make_model, policy, starts):
+    model = make_model()
+    a, b, c = (model.imagine(policy, starts[:1], [m], (s,), 2)[0] for m, s in ((0, 5), (1, 5), (0, 6)))
+    assert not np.allclose(a.chain[0, 0], b.chain[0, 0])
+    assert not np.allclose(a.chain[0, 0], c.chain[0, 0])
+
+
+def test_noise_is_that_of_the_real_twin(make_model, policy, starts):
+    """The chain begins with noise keyed (seed, start, look, member), as sim.rollout keys it."""
+    from vla_wmrl.policies.noise import noise
+
+    rollout = make_model().imagine(policy, starts[:1], [3], (5, 6), 2, noisy=False)[0]
+    for look in range(rollout.looks):
+        np.testing.assert_array_equal(rollout.chain[look, 0], noise((5, 6, *starts[0].key, look, 3), (6, 7)))
+
+
+def test_a_constant_world_model_has_no_spread(make_model, policy, starts):
+    model = make_model()
+    with torch.no_grad():
+        for layer in (model.net.grade_there, model.net.grade_held, model.net.grade_all[-1]):
+            layer.weight.zero_()
+    rollouts = model.imagine(policy, [starts[0]] * 4, [0, 1, 2, 3], (5,), 2)
+    assert len({r.p_success for r in rollouts}) == 1
+    assert len({r.value for r in rollouts}) == 1
+    assert len({tuple(r.progress) for r in rollouts}) == 1
+
+
+def test_a_finished_rollout_stops_at_the_step_that_succeeded(make_model, policy, starts):
+    model = make_model()
+    (rollout,) = model.imagine(policy, starts[:1], [0], (5,), 3, threshold=-1.0)
+    assert rollout.success and rollout.terminated and not rollout.truncated
+    assert rollout.looks == 1 and rollout.steps == 1 and rollout.executed.sum() == 1
+    assert rollout.progress[-1] == 1.0 and len(rollout.states) == 2
+
+
+def test_shapes_are_those_of_a_real_rollout(make_model, policy, starts, tasks):
+    (r,) = make_model().imagine(policy, starts[1:2], [0], (5,), 3, threshold=2.0)
+    assert r.source == "imagined" and r.looks == 3 and r.steps == 3 * policy.n_action_steps
+    assert r.executed.shape == (3, policy.horizon) and r.executed[:, : policy.n_action_steps].all()
+    assert not r.executed[:, policy.n_action_steps :].any()
+    assert r.states.shape == (4, tasks[r.start.task_id].size) and r.states.dtype == np.float32
+    assert r.progress.shape == (4,) and r.inputs["features"].shape == (3, 4, 6) and r.inputs["state"].shape == (3, 8)
+    np.testing.assert_array_equal(r.states[0], starts[1].state)
+
+
+def test_proprioception_of_the_inputs_is_that_of_the_states(make_model, policy, starts):
+    model = make_model()
+    (r,) = model.imagine(policy, starts[:1], [0], (5,), 3, threshold=2.0)
+    robot, _ = model.scenes.read(0, r.states[:-1])
+    np.testing.assert_allclose(r.inputs["state"], proprioception(robot).numpy(), atol=1e-5)
+
+
+def test_state_dict_round_trip_is_bit_equal(make_model, policy, starts, tasks, tmp_path):
+    model = make_model()
+    model.save(tmp_path)
+    loaded = StateSpaceModel.from_pretrained(tmp_path, tasks)
+    for name, value in model.net.state_dict().items():
+        assert torch.equal(value, loaded.net.state_dict()[name]), name
+    for a, b in zip(model.imagine(policy, starts, [0] * 4, (5,), 2), loaded.imagine(policy, starts, [0] * 4, (5,), 2), strict=True):
+        np.testing.assert_array_equal(a.states, b.states)
+        assert (a.p_success, a.value) == (b.p_success, b.value)
+
+
+def test_a_model_of_another_layout_is_refused_in_one_line(make_model, tasks, tmp_path):
+    from dataclasses import replace
+
+    make_model().save(tmp_path)
+    other = {0: replace(tasks[0], layout={**tasks[0].layout, "robot/eef_pos": (1, 4)})}
+    with pytest.raises(UserError, match="task 0"):
+        StateSpaceModel.from_pretrained(tmp_path, other)
+    with pytest.raises(UserError, match="no world model"):
+        StateSpaceModel.from_pretrained(tmp_path / "nowhere", tasks)
+
+
+def test_without_a_decoder_the_error_says_so(tasks, policy, starts):
+    model = StateSpaceModel(tasks, width=16)
+    with pytest.raises(UserError, match="feature decoder"):
+        model.imagine(policy, [Start(0, 0, state=starts[0].state)], [0], (1,), 1)

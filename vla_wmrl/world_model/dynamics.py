@@ -1,0 +1,140 @@
+"""The dynamics of a hand and the objects of a goal, one control step (50 ms) at a time, and what to read off a state.
+
+Object-centric: every body goes through the same network (with an embedding of its type), the hand sees the maximum over
+bodies. A body follows the hand (gate `hold`) or moves by itself (gate `free`, with its own velocity).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_wmrl.world_model import features
+from vla_wmrl.world_model.base import CONTROL_S
+from vla_wmrl.world_model.features import ACTION_FEATURES, BODY_FEATURES, ROBOT_FEATURES
+from vla_wmrl.world_model.geometry import frame, turn
+from vla_wmrl.world_model.scene import Context
+
+FINGER_LIMIT = 0.042  # m
+BODY_OUTPUTS, ROBOT_OUTPUTS = 9, 9  # body: hold, free, push 3, spin 3, noise; robot: position 3, rotation 3, fingers 2, noise
+EEF_STEP, EEF_TURN, FINGER_STEP, BODY_STEP, BODY_TURN = 0.005, 0.02, 0.003, 0.01, 0.05  # scales of the outputs
+NOISE_SCALE = 0.002  # m a control step, at a raw output of 0
+
+
+class Scene(NamedTuple):
+    """One state of B rollouts: robot [B, 16], bodies [B, M, 15] (see world_model.scene)."""
+
+    robot: Tensor
+    bodies: Tensor
+
+
+class Grades(NamedTuple):
+    """Logits of what holds in a state."""
+
+    held: Tensor  # [B, M] the body is in the hand and off its support
+    there: Tensor  # [B, M] the body is where the goal wants it
+    progress: Tensor  # [B] stage progress (after a sigmoid)
+    value: Tensor  # [B] the episode succeeds in the end
+
+
+class Dynamics(nn.Module):
+    """The network. `types`, `tasks`: how many kinds of bodies and tasks it knows."""
+
+    def __init__(self, types: int, tasks: int, width: int = 128, embedding: int = 8):
+        super().__init__()
+        state = ROBOT_FEATURES + BODY_FEATURES + embedding
+        self.embed = nn.Embedding(types, embedding)
+        self.first = nn.Linear(state + ACTION_FEATURES, width)
+        self.second = nn.Linear(width, width)
+        self.body_out = nn.Linear(width, BODY_OUTPUTS)
+        self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width, width)
+        self.robot_out = nn.Linear(width, ROBOT_OUTPUTS)
+        self.arm = nn.Linear(14, 6)  # the free arm is nearly linear in two actions
+        self.momentum = nn.Parameter(torch.full((3,), 0.4))
+        self.grade_body = nn.Sequential(nn.Linear(state, 96), nn.SiLU(), nn.Linear(96, 64), nn.SiLU())
+        self.grade_held, self.grade_there = nn.Linear(64, 1), nn.Linear(64, 1)
+        self.grade_task = nn.Embedding(tasks, embedding)
+        self.grade_all = nn.Sequential(nn.Linear(128 + ROBOT_FEATURES + embedding, 64), nn.SiLU(), nn.Linear(64, 2))
+        with torch.no_grad():
+            for layer in (self.body_out, self.robot_out):
+                layer.weight.mul_(0.1)
+                layer.bias.zero_()
+            self.body_out.bias[:2] = -3.0  # nothing moves by itself, nothing is held
+            self.arm.weight.zero_()
+            self.arm.bias.zero_()
+            self.arm.weight[torch.arange(3), torch.arange(3)] = 1.5  # x EEF_STEP, at a momentum of 0.4: 1.25 cm a unit
+            self.arm.weight[torch.arange(3, 6), torch.arange(3, 6)] = 2.0
+
+    def step(self, scene: Scene, context: Context, action: Tensor, previous: Tensor, noise: Tensor | None = None):
+        """The state one control step on, and the log of its noise scale [B, 1 + M] (hand, bodies).
+
+        action, previous [B, 7]; noise [B, 1 + M, 3] standard normal, or None for the mean.
+        """
+        robot, bodies = scene
+        axes = frame(robot[:, 3:9])
+        hand = torch.cat([features.robot_features(robot, axes), features.action_features(action, previous, axes)], -1)
+        seen = torch.cat([features.body_features(robot, bodies, context, axes), self.embed(context.kind)], dim=-1)
+        x = F.silu(self.first(torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)))
+        x = F.silu(self.second(x))
+        out = self.body_out(x)
+        pooled = (x * context.present[..., None]).amax(dim=1)
+        arm = self.arm(torch.cat([action, previous], dim=-1))
+        own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, pooled], dim=-1))))
+        scales = torch.cat([own[:, 8:9], out[..., 8]], dim=1)
+        shift = noise * (NOISE_SCALE * torch.exp(scales.clamp(-6, 3)))[..., None] if noise is not None else None
+
+        pushed = own[:, :6].unflatten(-1, (2, 3)) @ axes.transpose(-1, -2)  # from the hand's frame to the world's
+        move = (arm[:, :3] + pushed[:, 0]) * EEF_STEP + self.momentum * robot[:, 11:14] * CONTROL_S
+        if shift is not None:
+            move = move + shift[:, 0]
+        omega = (arm[:, 3:6] + pushed[:, 1]) * EEF_TURN
+        grip = own[:, 6:8] * FINGER_STEP + 0.5 * robot[:, 14:16] * CONTROL_S
+        fingers = (robot[:, 9:11] + grip).clamp(-FINGER_LIMIT, FINGER_LIMIT)
+        new_robot = torch.cat(
+            [robot[:, :3] + move, turn(robot[:, 3:9], omega), fingers, move / CONTROL_S, (fingers - robot[:, 9:11]) / CONTROL_S], -1
+        )
+
+        hold, free = torch.sigmoid(out[..., 0:1]), torch.sigmoid(out[..., 1:2])
+        own_motion = out[..., 2:8].unflatten(-1, (2, 3)) @ axes.transpose(-1, -2)[:, None]
+        push, spin = own_motion[..., 0, :] * BODY_STEP, own_motion[..., 1, :] * BODY_TURN
+        lever = bodies[..., :3] - robot[:, None, :3]
+        swing = torch.linalg.cross(omega[:, None].expand_as(lever), lever)
+        delta = hold * (move[:, None] + swing) + free * (push + bodies[..., 9:12].clamp(-3, 3) * CONTROL_S)
+        if shift is not None:
+            delta = delta + torch.maximum(hold, free) * shift[:, 1:]
+        rolled = hold * omega[:, None] + free * (spin + bodies[..., 12:15].clamp(-8, 8) * CONTROL_S)
+        delta, rolled = delta * context.present[..., None], rolled * context.present[..., None]
+        turned = turn(bodies[..., 3:9], rolled)
+        new_bodies = torch.cat([bodies[..., :3] + delta, turned, delta / CONTROL_S, rolled / CONTROL_S], dim=-1)
+        return Scene(new_robot, new_bodies), scales
+
+    def grade(self, scene: Scene, context: Context) -> Grades:
+        """What holds in `scene`."""
+        axes = frame(scene.robot[:, 3:9])
+        hand = features.robot_features(scene.robot, axes)
+        seen = features.body_features(scene.robot, scene.bodies, context, axes)
+        seen = torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen, self.embed(context.kind)], dim=-1)
+        x = self.grade_body(seen)
+        there = x * context.present[..., None]
+        pooled = torch.cat([there.sum(1), there.amax(1)], dim=-1)
+        both = self.grade_all(torch.cat([pooled, hand, self.grade_task(context.task)], dim=-1))
+        return Grades(self.grade_held(x)[..., 0], self.grade_there(x)[..., 0], both[:, 0], both[:, 1])
+
+    def log_success(self, grades: Grades, context: Context) -> Tensor:
+        """[B] log P(the goal holds): every wanted body is there."""
+        return (F.logsigmoid(grades.there) * context.present).sum(-1)
+
+
+def roll(net: Dynamics, scene: Scene, context: Context, actions: Tensor, previous: Tensor) -> tuple[Scene, Tensor]:
+    """The mean path under `actions` [B, T, 7]: Scene with leaves [B, T, ...], noise scales [B, T, 1 + M]."""
+    robots, bodies, scales = [], [], []
+    for t in range(actions.shape[1]):
+        scene, scale = net.step(scene, context, actions[:, t], previous)
+        previous = actions[:, t]
+        robots.append(scene.robot)
+        bodies.append(scene.bodies)
+        scales.append(scale)
+    return Scene(torch.stack(robots, 1), torch.stack(bodies, 1)), torch.stack(scales, 1)
