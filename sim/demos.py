@@ -63,6 +63,7 @@ class DemoJob:
     beta: float
     policy: PolicyRef | None
     max_steps: int | None = None
+    render_every: int = 1
     affinity: tuple = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class DemoJob:
 
 
 def demonstrate(env: LiberoEnv, job: DemoJob, init_id: int, policy=None) -> Demonstration:
-    """One episode, rendered at every control step."""
+    """One episode. With `render_every` > 1 the frames between keep the image before them (cameras cost most of the time)."""
     expert = Expert(env.spec.suite, env.spec.task_id)
     key = (job.seed, env.spec.task_id, init_id)
     rng = generator((*key, 11))
@@ -84,7 +85,7 @@ def demonstrate(env: LiberoEnv, job: DemoJob, init_id: int, policy=None) -> Demo
     chunk: np.ndarray | None = None
     left, success = 0, False
     while len(actions) < (job.max_steps or env.max_steps) and not success:
-        look = env.look()
+        look = env.look() if len(actions) % job.render_every == 0 else {**looks[-1], STATE_KEY: env.robot_state()}
         if policy is not None and left == 0:
             left = policy.n_action_steps
             chunk = None if rng.random() < job.beta else _chunk(policy, env, look, (*key, len(actions)))
@@ -95,7 +96,7 @@ def demonstrate(env: LiberoEnv, job: DemoJob, init_id: int, policy=None) -> Demo
         looks.append(look)
         labels.append(label)
         actions.append(action.astype(np.float32))
-        success = env.step(action, sample=True)
+        success = env.step(action, sample=len(actions) % job.render_every == 0)
         states.append(read_state(env))
     return Demonstration(
         task_id=env.spec.task_id,
@@ -175,7 +176,8 @@ def plan(cfg: DemosConfig, done: set[tuple[int, int]]) -> Iterator[DemoJob]:
             inits = tuple(i for i in ids[first : first + JOB_EPISODES] if (task_id, i) not in done)
             if inits:
                 spec = env_spec(cfg.env, task_id)
-                yield DemoJob(spec, inits, cfg.env.train_split, cfg.seed, cfg.noise, cfg.beta, policy, cfg.env.max_steps)
+                yield DemoJob(spec, inits, cfg.env.train_split, cfg.seed, cfg.noise, cfg.beta, policy, cfg.env.max_steps,
+                              cfg.render_every)  # fmt: skip
 
 
 def main(cfg: DemosConfig) -> int:

@@ -69,7 +69,7 @@ class Run:
         self.cfg, self.pool = cfg, pool
         torch.manual_seed(cfg.seed)
         np.random.seed(cfg.seed)
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # the simulators need the rest; waiting threads spin
         manifest = {"command": "train", "protocol": describe(cfg.env.suite), "overlap": cfg.overlap(), **versions()}
         self.folder = start_run(cfg.output_dir, cfg, manifest)
         self.specs = {task: env_spec(cfg.env, task) for task in cfg.env.task_ids}

@@ -22,9 +22,15 @@ from lerobot.optim.factory import make_optimizer_and_scheduler
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.processor import PolicyProcessorPipeline
 from lerobot.scripts.lerobot_train import update_policy
-from lerobot.utils.constants import CHECKPOINTS_DIR, LAST_CHECKPOINT_LINK, PRETRAINED_MODEL_DIR
+from lerobot.utils.constants import (
+    CHECKPOINTS_DIR,
+    LAST_CHECKPOINT_LINK,
+    OBS_LANGUAGE_ATTENTION_MASK,
+    OBS_LANGUAGE_TOKENS,
+    PRETRAINED_MODEL_DIR,
+)
 from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
-from torch import Tensor
+from torch import Tensor, nn
 
 from sim import demo_data, vision
 from sim.demo_data import DemoData
@@ -33,12 +39,14 @@ from sim.protocol import CAMERAS, STATE_KEY
 from vla_wmrl.config import SftConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano
+from vla_wmrl.policies.flow import FlowPolicy
 from vla_wmrl.policies.noise import generator
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import JsonLines
 
 SUITES_OF_SENTENCES = ("libero_10",)  # a new policy's tokenizer knows these tasks' words besides the data's own
 GRAD_CLIP, WEIGHT_DECAY, FINAL_LR = 1.0, 1e-4, 0.02  # FINAL_LR: share of the peak
+STATE_NOISE = 0.02  # of the normalised robot state, so that the policy looks at the images
 LOG_EVERY = 20
 Processors = tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]
 
@@ -115,6 +123,35 @@ def check(policy: SmolVLAPolicy, data: DemoData, source: Path) -> None:
             raise UserError(f"{source} expects {name} of {feature.shape[0]} numbers, the data sets hold {have}")
 
 
+class OnFeatures(nn.Module):
+    """SmolVLA's training loss on vision features that were computed once: what lerobot's step trains, vision frozen."""
+
+    def __init__(self, policy: SmolVLAPolicy, processors: Processors):
+        super().__init__()
+        self.policy, self.flow = policy, FlowPolicy(policy, *processors, eta=0.0)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        actions = self.policy.prepare_action(batch)
+        inputs = {"features": batch["features"], "state": batch[STATE_KEY], "lang_tokens": batch[OBS_LANGUAGE_TOKENS],
+                  "lang_masks": batch[OBS_LANGUAGE_ATTENTION_MASK]}  # fmt: skip
+        noise = self.policy.model.sample_noise(actions.shape, actions.device)
+        time = self.policy.model.sample_time(len(actions), actions.device)
+        loss = self.flow.flow_matching_loss(inputs, actions, batch["action_is_pad"], noise, time)
+        return loss, {"loss": loss.item()}
+
+    def features(self, data: DemoData) -> Tensor:
+        """[L, n_tokens, D] float16 of all looks in `data`."""
+        parts = []
+        with Progress(len(data.looks), "vision features") as bar:
+            for rows in np.array_split(np.arange(len(data.looks)), max(1, len(data.looks) // 256)):
+                images = {name: torch.from_numpy(data.images[rows, camera]) for camera, name in enumerate(CAMERAS)}
+                frames = data.looks[rows]
+                inputs = self.flow.encode(images, torch.from_numpy(data.state[frames]), [data.tasks[0]] * len(rows))
+                parts.append(inputs["features"].half())
+                bar.update(len(rows))
+        return torch.cat(parts)
+
+
 def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: DemoData, resume: Path | None) -> None:
     """The loop: lerobot's `update_policy` on batches that are a function of (seed, step)."""
     out, before = Path(cfg.output_dir), processors[0]
@@ -125,15 +162,22 @@ def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: D
     if resume is not None:
         done, optimiser, scheduler = load_training_state(resume, optimiser, scheduler)
     accelerator = Accelerator(step_scheduler_with_optimizer=False, cpu=policy.config.device == "cpu")
-    prepared, optimiser, scheduler = accelerator.prepare(policy, optimiser, scheduler)
+    frozen = cfg.vision == "frozen"
+    module = OnFeatures(policy, processors) if frozen else policy
+    features = module.features(data) if frozen else None
+    prepared, optimiser, scheduler = accelerator.prepare(module, optimiser, scheduler)
     names = ("loss", "grad_norm", "lr", "update_s", *(("gpu_mem_gb",) if torch.cuda.is_available() else ()))
     tracker = MetricsTracker(
         cfg.batch_size, len(data.state), int(data.episode.max()) + 1, {n: AverageMeter(n) for n in names}, done
     )
     log = JsonLines(out / "metrics.jsonl", keep=lambda row: row["step"] <= done)
     with Progress(cfg.steps, "training", done=done) as bar:
-        for step, batch in enumerate(batches(cfg, policy, data, done), done + 1):
-            update_policy(tracker, prepared, before(batch), optimiser, GRAD_CLIP, accelerator, scheduler)
+        for step, (rows, batch) in enumerate(batches(cfg, policy, data, done), done + 1):
+            batch = before(batch)
+            batch[STATE_KEY] = batch[STATE_KEY] + STATE_NOISE * torch.randn_like(batch[STATE_KEY])
+            if features is not None:
+                batch["features"] = features[rows].to(torch.float32)
+            update_policy(tracker, prepared, batch, optimiser, GRAD_CLIP, accelerator, scheduler)
             bar.update(1, f"loss {tracker.metrics['loss'].avg:.4f}")
             if step % LOG_EVERY == 0 or step == cfg.steps:
                 log.write({"step": step, **{n: tracker.metrics[n].avg for n in ("loss", "grad_norm", "lr")}})
@@ -165,20 +209,23 @@ def _settings(cfg: SftConfig, policy: SmolVLAPolicy) -> TrainPipelineConfig:
     )
 
 
-def batches(cfg: SftConfig, policy: SmolVLAPolicy, data: DemoData, done: int) -> Iterator[dict]:
-    """lerobot batches for steps `done` + 1 to `cfg.steps`."""
+def batches(cfg: SftConfig, policy: SmolVLAPolicy, data: DemoData, done: int) -> Iterator[tuple[np.ndarray, dict]]:
+    """Rows of `data` and lerobot batches for steps `done` + 1 to `cfg.steps`; without images where vision is frozen."""
     for step in range(done, cfg.steps):
         rng = generator((cfg.seed, step), stream=20)
         rows = rng.choice(len(data.looks), min(cfg.batch_size, len(data.looks)), replace=False)
-        yield _batch(policy, data, rows)
+        yield rows, _batch(policy, data, rows, images=cfg.vision == "trained")
 
 
-def _batch(policy: SmolVLAPolicy, data: DemoData, rows: np.ndarray) -> dict[str, Tensor | list[str]]:
+def _batch(policy: SmolVLAPolicy, data: DemoData, rows: np.ndarray, images: bool) -> dict[str, Tensor | list[str]]:
     frames = data.looks[rows]
     actions, padded = data.chunks(rows, policy.config.chunk_size)
-    pixels = torch.from_numpy(data.images[rows]).permute(0, 1, 4, 2, 3).to(torch.float32) / 255.0
+    seen = {}
+    if images:
+        pixels = torch.from_numpy(data.images[rows]).permute(0, 1, 4, 2, 3).to(torch.float32) / 255.0
+        seen = {name: pixels[:, camera] for camera, name in enumerate(CAMERAS)}
     return {
-        **{name: pixels[:, camera] for camera, name in enumerate(CAMERAS)},
+        **seen,
         STATE_KEY: torch.from_numpy(data.state[frames]),
         "action": torch.from_numpy(actions),
         "action_is_pad": torch.from_numpy(padded),

@@ -66,6 +66,7 @@ def units(data: DemoData) -> np.ndarray:
     scene = data.scene[data.looks]
     relative = (scene[:, 3:] - np.tile(scene[:, :3], (1, scene.shape[1] // 3 - 1))).reshape(len(scene), -1, 3)
     unit = np.repeat(NEAR_M + NEAR_SHARE * np.linalg.norm(relative, axis=2), 3, axis=1)
+    unit = np.nan_to_num(unit, nan=1.0)  # of what a task does not have: masked later, but 0 / NaN is no gradient of 0
     return np.concatenate([np.full((len(scene), 3), 0.02), unit, unit], axis=1).astype(np.float32)
 
 

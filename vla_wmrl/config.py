@@ -361,6 +361,7 @@ class DemosConfig:
     noise: float = 0.3  # standard deviation of the noise added to executed actions; labels stay clean
     beta: float = 0.0  # with --policy.path (DAgger: it acts, the expert labels): share of chunks the expert acts
     keep_failures: bool = False  # keep episodes that did not succeed
+    render_every: int = 1  # control steps between two rendered frames; those between repeat the image (2 halves the time)
     device: str = "auto"  # auto, cpu, cuda, mps
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -381,6 +382,7 @@ class DemosConfig:
         )
         require(self.noise >= 0, f"noise={self.noise} is negative")
         require(0 <= self.beta <= 1, f"beta={self.beta} is outside 0..1")
+        require(1 <= self.render_every <= 8, f"render_every={self.render_every} is outside 1..8")
 
 
 @dataclass
@@ -418,6 +420,7 @@ class SftConfig:
     steps: int = 5000  # gradient steps
     batch_size: int = 64
     lr: float = 1e-3  # learning rate
+    vision: Literal["frozen", "trained"] = "frozen"  # after its warm-up; frozen: features are computed once (RL freezes it too)
     vision_warmup_steps: int = 2000  # of a new policy, before `steps`: learn from recorded states where things are
     save_every: int = 1000  # gradient steps between checkpoints
     device: str = "auto"  # auto, cpu, cuda, mps
