@@ -1,14 +1,15 @@
 """Near misses, made: actions around a grasp or a release, perturbed and replayed open loop in MuJoCo without rendering.
 
-Closed-loop actors aim well, so their data holds few missed grasps, and a world model fitted on it takes every closing of
-the gripper for a grasp. Here a snapshot is taken some steps before the gripper closes (or opens), and the actions that
-were executed from there run again with an offset, another height, another timing or noise. They cannot react, so what
-happens is the physics' answer alone. No plan is needed: the offset is spread over the steps before the event.
+Closed-loop actors aim well, so their data holds few missed grasps, and a world model fitted on it takes every closing
+of the gripper for a grasp. Here a snapshot is taken some steps before the gripper closes (or opens), and the actions
+that were executed from there run again with an offset, another height, another timing or noise. They cannot react, so
+what happens is the physics' answer alone. No plan is needed: the offset is spread over the steps before the event.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +27,9 @@ STEPS = 64  # control steps of a segment: the lead, the grasp, and long enough t
 GRASP, RELEASE = "grasp", "release"
 LEADS = {GRASP: (5, 26), RELEASE: (5, 16)}  # control steps before the event, a half-open range
 METRES_PER_ACTION = 0.0125  # what a control step moves the hand per unit of action, once it moves (measured)
+REACHES = (0.008, 0.02, 0.045)  # m, sideways offsets at most: flat boxes are missed by the first, cans by the last
 STREAM = 23  # of the noise key
+ARRAYS = ("states", "actions", "progress", "success", "previous")  # of a Trace
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class NearMissJob:
-    """Noisy expert episodes from training initial states, and `per_moment` perturbed replays of each of their moments."""
+    """Noisy expert episodes from training initial states, and `per_moment` perturbed replays of their moments."""
 
     spec: EnvSpec
     inits: tuple[int, ...]
@@ -61,12 +64,15 @@ class NearMissJob:
     noise: float = 0.15  # of the expert's episode
     moments_per_event: int = 1
     per_moment: int = 8
+    moments: int = 8  # of one episode at most: an expert that fumbles closes its gripper again and again
     split: str = "train"
     affinity: tuple = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         if self.split != "train":
-            raise UserError("near misses are training data: they start from training states, never from the official ones")
+            raise UserError(
+                "near misses are training data: they start from training states, never from the official ones"
+            )
         object.__setattr__(self, "affinity", (self.spec,))
 
     def run(self, context: Context) -> list[Segment]:
@@ -81,7 +87,11 @@ def near_misses(env: LiberoEnv, job: NearMissJob, init_id: int) -> list[Segment]
     snapshots, actions = expert_episode(env, job.noise, key)
     rng = generator((*key, 1), STREAM)
     found = moments(snapshots, actions, rng, job.moments_per_event)
-    return [s for m in found for s in replays(env, m, (init_id, 0), job.per_moment, generator((*key, 2, m.step), STREAM))]
+    if len(found) > job.moments:
+        found = [found[i] for i in sorted(rng.choice(len(found), job.moments, replace=False))]
+    return [
+        s for m in found for s in replays(env, m, (init_id, 0), job.per_moment, generator((*key, 2, m.step), STREAM))
+    ]
 
 
 def expert_episode(env: LiberoEnv, noise: float, key: tuple[int, ...]) -> tuple[list[Snapshot], np.ndarray]:
@@ -124,11 +134,11 @@ def perturb(moment: Moment, rng: np.random.Generator) -> np.ndarray:
     """[STEPS, 7] float32: the moment's actions with an offset, another timing and noise, by the draws of `rng`."""
     actions, lead = moment.actions.astype(np.float64).copy(), moment.event
     offset = np.zeros(3)
-    reach = 0.10 if moment.kind == RELEASE else (0.045 if rng.random() < 0.5 else 0.02)
+    reach = 0.10 if moment.kind == RELEASE else REACHES[int(rng.integers(len(REACHES)))]
     radius, angle = reach * rng.random(), 2 * np.pi * rng.random()
     offset[:2] = radius * np.cos(angle), radius * np.sin(angle)
-    if rng.random() < 0.5:  # too high closes above the object, too low lands the fingers on it or on the table
-        offset[2] = rng.uniform(-0.012, 0.035)
+    if rng.random() < 0.4:  # too high closes above the object, too low lands the fingers on it or on the table
+        offset[2] = rng.uniform(-0.010, 0.035 if reach > REACHES[0] else 0.015)
     actions[:lead, :3] += offset / (METRES_PER_ACTION * lead)
     if moment.kind == GRASP and rng.random() < 0.15:  # opens again before it has lifted
         again = lead + int(rng.integers(2, 12))
@@ -170,6 +180,34 @@ def replays(env: LiberoEnv, moment: Moment, origin: tuple[int, int], n: int, rng
     """`n` perturbed replays of `moment`, whose episode is `origin` (init, episode)."""
     group = (env.spec.task_id, *origin, moment.step)
     return [
-        Segment(replay(env, moment.snapshot, moment.previous, perturb(moment, rng), origin[0]), group, moment.kind, moment.event)
+        Segment(
+            replay(env, moment.snapshot, moment.previous, perturb(moment, rng), origin[0]),
+            group,
+            moment.kind,
+            moment.event,
+        )
         for _ in range(n)
     ]
+
+
+def save_segments(file: str | Path, segments: list[Segment]) -> None:
+    """Writes segments of one task as one compressed npz file."""
+    traces = [s.trace for s in segments]
+    np.savez_compressed(
+        file,
+        **{name: np.stack([getattr(t, name) for t in traces]) for name in ARRAYS},
+        group=np.array([s.group for s in segments]),
+        kind=np.array([s.kind for s in segments]),
+        event=np.array([s.event for s in segments]),
+    )
+
+
+def load_segments(file: str | Path) -> list[Segment]:
+    """What `save_segments` wrote."""
+    data = np.load(file)
+    found = []
+    for i, group in enumerate(data["group"]):
+        task_id, init_id, *_ = (int(n) for n in group)
+        trace = Trace(task_id, init_id, **{name: data[name][i] for name in ARRAYS})
+        found.append(Segment(trace, tuple(int(n) for n in group), str(data["kind"][i]), int(data["event"][i])))
+    return found

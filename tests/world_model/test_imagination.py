@@ -89,7 +89,9 @@ def test_state_dict_round_trip_is_bit_equal(make_model, policy, starts, tasks, t
     loaded = StateSpaceModel.from_pretrained(tmp_path, tasks)
     for name, value in model.net.state_dict().items():
         assert torch.equal(value, loaded.net.state_dict()[name]), name
-    for a, b in zip(model.imagine(policy, starts, [0] * 4, (5,), 2), loaded.imagine(policy, starts, [0] * 4, (5,), 2), strict=True):
+    for a, b in zip(
+        model.imagine(policy, starts, [0] * 4, (5,), 2), loaded.imagine(policy, starts, [0] * 4, (5,), 2), strict=True
+    ):
         np.testing.assert_array_equal(a.states, b.states)
         assert (a.p_success, a.value) == (b.p_success, b.value)
 

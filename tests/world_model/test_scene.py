@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-
 from toy_world import make_trace
+
 from vla_wmrl.world_model.geometry import axis_angle, matrix, quaternion, rot6, turn
 from vla_wmrl.world_model.scene import Scenes, proprioception
 
@@ -49,7 +49,9 @@ def test_turning_re_orthonormalises():
 
 def test_turning_is_a_rotation_in_the_world_frame():
     start, omega = rotation([0.3, -2.0, 1.0]), np.array([0.02, -0.03, 0.05])
-    torch.testing.assert_close(matrix(turn(rot6(start), torch.tensor(omega).float())), rotation(omega) @ start, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        matrix(turn(rot6(start), torch.tensor(omega).float())), rotation(omega) @ start, atol=1e-3, rtol=0
+    )
 
 
 def test_writing_a_scene_back_changes_nothing(tasks):

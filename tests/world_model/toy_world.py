@@ -30,7 +30,7 @@ def make_trace(task: TaskSpec, seed: int, steps: int = 20) -> Trajectory:
     actions = rng.uniform(-1, 1, (steps, 7)).astype(np.float32)
     states = np.zeros((steps + 1, task.size), dtype=np.float32)
     put = lambda name, value: states.__setitem__((slice(None), slice(*task.layout[name])), value)  # noqa: E731
-    path = np.concatenate([np.zeros((1, 3)), np.cumsum(actions[:, :3] * 0.0125, axis=0)]) + [0, 0, 0.6]
+    path = np.cumsum(np.vstack([[0, 0, 0.6], actions[:, :3] * 0.0125]), axis=0)
     put("robot/eef_pos", path)
     put("robot/eef_rot", [0, 1, 0, 1, 0, 0])
     put("robot/gripper_qpos", [0.04, -0.04])

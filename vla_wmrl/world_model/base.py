@@ -12,7 +12,9 @@ from vla_wmrl.policies.base import Policy
 from vla_wmrl.types import Rollout, Start
 
 CONTROL_S = 0.05  # seconds a control step lasts (20 Hz)
-OPEN_HAND = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # the action before every episode: stand still, hand open
+OPEN_HAND = np.array(
+    [0, 0, 0, 0, 0, 0, -1], dtype=np.float32
+)  # the action before every episode: stand still, hand open
 Kind = Literal["policy", "expert", "near_miss"]
 
 
@@ -20,7 +22,7 @@ Kind = Literal["policy", "expert", "near_miss"]
 class TaskSpec:
     """One task's state vector [S] and goal. `layout`: first and last index + 1 of "robot/eef_pos", "<object>/rot", ...
 
-    Rotations are the first two columns of the matrix. `goal`: conjuncts, predicate first ("in", "butter_1", "basket_1_x").
+    Rotations are the first two columns of the matrix. `goal`: conjuncts, predicate first: ("in", "butter_1", ...).
     """
 
     task_id: int
@@ -42,7 +44,7 @@ class TaskSpec:
         return max(owners, key=len) if owners else None
 
     def targets(self) -> dict[str, str | None]:
-        """Every movable body that a conjunct wants somewhere, with the body it must get to (None: a place on the table)."""
+        """Every movable body that a conjunct wants somewhere, with the body it must get to (None: the table)."""
         found: dict[str, str | None] = {}
         for _, *words in self.goal:
             bodies = [self.body(word) for word in words]
@@ -53,7 +55,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A real trajectory at the control rate. T control steps; the fields of sim.rollout.Trace, and where it comes from."""
+    """A real trajectory of T control steps: the fields of sim.rollout.Trace, and where it comes from."""
 
     task_id: int
     init_id: int

@@ -90,7 +90,9 @@ class Corpus:
             robot=robot,
             bodies=bodies,
             first_state=np.asarray(trace.states[0]),
-            actions=torch.as_tensor(np.concatenate([np.asarray(trace.previous)[None], trace.actions]), dtype=torch.float32),
+            actions=torch.as_tensor(
+                np.concatenate([np.asarray(trace.previous)[None], trace.actions]), dtype=torch.float32
+            ),
             progress=torch.as_tensor(trace.progress, dtype=torch.float32),
             success=torch.as_tensor(np.maximum.accumulate(trace.success), dtype=torch.float32),
             held=held.float(),
@@ -99,7 +101,7 @@ class Corpus:
 
     def sample(self, rng: np.random.Generator, batch: int, horizon: int) -> Windows:
         """`batch` windows; trajectories shorter than `horizon` are left out."""
-        near = int(round(batch * self.share)) if self._index("near", horizon) is not None else 0
+        near = round(batch * self.share) if self._index("near", horizon) is not None else 0
         if self._index("other", horizon) is None:
             near = batch
         picks = []
@@ -128,8 +130,11 @@ class Corpus:
 
     def windows(self, picks: Sequence[tuple[int, int]], horizon: int) -> Windows:
         """Windows at (item, first step)."""
-        cut = lambda field, extra: torch.stack([getattr(self.items[i], field)[t : t + horizon + extra] for i, t in picks])  # noqa: E731
-        actions = cut("actions", 1)
+
+        def cut(name: str) -> Tensor:
+            return torch.stack([getattr(self.items[i], name)[t : t + horizon + 1] for i, t in picks])
+
+        actions = cut("actions")
         contexts, order = [], []
         for task_id in sorted({self.items[i].task_id for i, _ in picks}):
             rows = [k for k, (i, _) in enumerate(picks) if self.items[i].task_id == task_id]
@@ -139,20 +144,20 @@ class Corpus:
         back = torch.as_tensor(np.argsort(order))
         eventual = [float(self.items[i].success[-1]) if self.items[i].kind == "policy" else np.nan for i, _ in picks]
         return Windows(
-            robot=cut("robot", 1),
-            bodies=cut("bodies", 1),
+            robot=cut("robot"),
+            bodies=cut("bodies"),
             actions=actions[:, 1:],
             previous=actions[:, 0],
             context=concatenate(contexts).rows(back),
-            progress=cut("progress", 1),
-            success=cut("success", 1),
-            held=cut("held", 1),
+            progress=cut("progress"),
+            success=cut("success"),
+            held=cut("held"),
             eventual=torch.tensor(eventual),
         )
 
 
 def load_demonstrations(folder: str | Path) -> tuple[list[TaskSpec], list[Trajectory]]:
-    """Traces that `vla-wmrl demos` left in `<folder>/traces`, and their tasks' layouts. Progress is unknown there (NaN).
+    """Traces that `vla-wmrl demos` left in `<folder>/traces`, and their tasks' layouts. Progress may be unknown (NaN).
 
     The goal of a task is not stored with a trace: the specs have an empty goal and serve to check layouts only.
     """
@@ -167,6 +172,8 @@ def load_demonstrations(folder: str | Path) -> tuple[list[TaskSpec], list[Trajec
         specs.setdefault(task_id, TaskSpec(task_id, "", layout, (), (), (), ()))
         known = data["progress"] if "progress" in data else np.full(steps + 1, np.nan, dtype=np.float32)
         found.append(
-            Trajectory(task_id, int(data["init_id"]), data["states"], data["actions"], known, success, OPEN_HAND, "expert")
+            Trajectory(
+                task_id, int(data["init_id"]), data["states"], data["actions"], known, success, OPEN_HAND, "expert"
+            )
         )
     return list(specs.values()), found

@@ -93,7 +93,9 @@ class Decoder:
             net.net[-1].bias.zero_()
         return net
 
-    def fit(self, policy: Any, updates: int, batch: int = 128, match: int = 16, match_from: float = 0.5, log: Any = None) -> None:
+    def fit(
+        self, policy: Any, updates: int, batch: int = 128, match: int = 16, match_from: float = 0.5, log: Any = None
+    ) -> None:
         """`updates` gradient steps per task; the last part of them with the action-matching term on `match` looks.
 
         `policy`: a FlowPolicy, whose weights stay as they are.
@@ -126,17 +128,45 @@ class Decoder:
                     log(task_id, i, float(loss.detach()), float(gap.detach()))
         self.updates_ += updates
 
+    @torch.no_grad()
+    def check(
+        self, policy: Any, task_id: int, states: np.ndarray, features: np.ndarray, seed: int = 0
+    ) -> dict[str, float]:
+        """On looks that were not fitted: share of the features' variance missed, action gap, gripper agreement."""
+        x, y = (
+            torch.from_numpy(np.asarray(states, np.float32)),
+            torch.from_numpy(np.asarray(features, np.float32)).flatten(1),
+        )
+        decoded, rng = self.nets[task_id](self.visible(task_id, x)), generator((seed, task_id), STREAM)
+        ours, true = (c[:, : policy.n_action_steps] for c in self._chunks(policy, task_id, x, (decoded, y), rng))
+        return {
+            "n": len(x),
+            "features_missed": float((decoded - y).square().sum() / (y - y.mean(0)).square().sum()),
+            "action_gap": float((ours - true).abs().mean()),
+            "action_size": float(true.abs().mean()),
+            "action_spread": float((true - true.mean((0, 1))).abs().mean()),
+            "gripper_agrees": float(((ours[..., -1] > 0) == (true[..., -1] > 0)).float().mean()),
+        }
+
     def action_gap(self, policy: Any, task_id: int, states: Tensor, decoded: Tensor, true: Tensor, rng) -> Tensor:
-        """Mean absolute difference of the executed normalised actions, sampled with the same noise from both features."""
-        chunks = []
-        shape = (len(states), policy.horizon, policy.padded_dim)
-        noise = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        """Mean absolute difference of the executed normalised actions, sampled with the same noise from both."""
+        ours, real = self._chunks(policy, task_id, states, (decoded, true), rng)
+        return (ours - real.detach()).abs()[:, : policy.n_action_steps].mean()
+
+    def _chunks(
+        self, policy: Any, task_id: int, states: Tensor, features: Sequence[Tensor], rng: np.random.Generator
+    ) -> list[Tensor]:
+        """Chunks [n, H, A] (normalised) that `policy` samples at `states` from each of `features`, same noise."""
+        noise = torch.from_numpy(
+            rng.standard_normal((len(states), policy.horizon, policy.padded_dim), dtype=np.float32)
+        )
         first, _ = self.tasks[task_id].layout["robot/eef_pos"]
-        state = proprioception(states[:, first : first + 16])
-        for features in (decoded, true):
-            inputs = policy.inputs_from_features(features.unflatten(1, self.shape), state, [self.tasks[task_id].language] * len(states))
-            chunks.append(policy.integrate(inputs, noise, None, None)[:, -1, : policy.n_action_steps, : policy.action_dim])
-        return (chunks[0] - chunks[1].detach()).abs().mean()
+        state, language = proprioception(states[:, first : first + 16]), [self.tasks[task_id].language] * len(states)
+        chunks = []
+        for seen in features:
+            inputs = policy.inputs_from_features(seen.unflatten(1, self.shape), state, language)
+            chunks.append(policy.integrate(inputs, noise, None, None)[:, -1, :, : policy.action_dim])
+        return chunks
 
     @torch.no_grad()
     def __call__(self, task_id: int, states: np.ndarray) -> Tensor:

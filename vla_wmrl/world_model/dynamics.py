@@ -19,7 +19,10 @@ from vla_wmrl.world_model.geometry import frame, turn
 from vla_wmrl.world_model.scene import Context
 
 FINGER_LIMIT = 0.042  # m
-BODY_OUTPUTS, ROBOT_OUTPUTS = 9, 9  # body: hold, free, push 3, spin 3, noise; robot: position 3, rotation 3, fingers 2, noise
+BODY_OUTPUTS, ROBOT_OUTPUTS = (
+    9,
+    9,
+)  # body: hold, free, push 3, spin 3, noise; robot: position 3, rotation 3, fingers 2, noise
 EEF_STEP, EEF_TURN, FINGER_STEP, BODY_STEP, BODY_TURN = 0.005, 0.02, 0.003, 0.01, 0.05  # scales of the outputs
 NOISE_SCALE = 0.002  # m a control step, at a raw output of 0
 
@@ -94,7 +97,14 @@ class Dynamics(nn.Module):
         grip = own[:, 6:8] * FINGER_STEP + 0.5 * robot[:, 14:16] * CONTROL_S
         fingers = (robot[:, 9:11] + grip).clamp(-FINGER_LIMIT, FINGER_LIMIT)
         new_robot = torch.cat(
-            [robot[:, :3] + move, turn(robot[:, 3:9], omega), fingers, move / CONTROL_S, (fingers - robot[:, 9:11]) / CONTROL_S], -1
+            [
+                robot[:, :3] + move,
+                turn(robot[:, 3:9], omega),
+                fingers,
+                move / CONTROL_S,
+                (fingers - robot[:, 9:11]) / CONTROL_S,
+            ],
+            -1,
         )
 
         hold, free = torch.sigmoid(out[..., 0:1]), torch.sigmoid(out[..., 1:2])

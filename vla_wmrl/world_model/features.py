@@ -45,11 +45,15 @@ def body_features(robot: Tensor, bodies: Tensor, context: Context, frame: Tensor
     # one product turns every vector into the hand's frame
     turned = torch.cat([away, x, y, bodies[..., 9:15]], dim=-1).unflatten(-1, (5, 3)) @ frame[:, None]
     near_hand = turned[..., 0, :]
-    up = torch.stack([x[..., 2], y[..., 2], x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]], dim=-1)  # in the body's frame
+    up = torch.stack(
+        [x[..., 2], y[..., 2], x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]], dim=-1
+    )  # in the body's frame
     return torch.cat(
         [
             (near_hand / 0.1).clamp(-3, 3),
-            torch.tanh(torch.cat([near_hand / 0.025, near_hand / 0.008, goal / 0.05, gap / 0.06, height / 0.01], dim=-1)),
+            torch.tanh(
+                torch.cat([near_hand / 0.025, near_hand / 0.008, goal / 0.05, gap / 0.06, height / 0.01], dim=-1)
+            ),
             (goal / 0.2).clamp(-3, 3),
             (height / 0.1).clamp(-3, 3),
             turned[..., 1:3, :].flatten(-2),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def matrix(rot6: Tensor) -> Tensor:
-    """[..., 3, 3] rotation matrix of [..., 6] (two columns), made orthonormal (Gram-Schmidt, arXiv 1812.07035 Eq. 15)."""
+    """[..., 3, 3] rotation matrix of [..., 6] (two columns), made orthonormal (arXiv 1812.07035 Eq. 15)."""
     a, b = rot6[..., :3], rot6[..., 3:]
     x = torch.nn.functional.normalize(a, dim=-1)
     y = torch.nn.functional.normalize(b - (x * b).sum(-1, keepdim=True) * x, dim=-1)
@@ -28,7 +28,7 @@ def rot6(mat: Tensor) -> Tensor:
 def turn(rot6: Tensor, omega: Tensor) -> Tensor:
     """[..., 6]: `rot6` turned by a small rotation vector `omega` [..., 3] (world frame, rad), orthonormal again.
 
-    First order in omega and then orthonormalised: off by up to omega^2 / 2, half a degree for a large control step (0.13 rad).
+    First order in omega and then orthonormalised: off by up to omega^2 / 2, half a degree for a large step (0.13 rad).
     """
     both = rot6.unflatten(-1, (2, 3))
     both = both + torch.linalg.cross(omega[..., None, :].expand_as(both), both)

@@ -26,7 +26,7 @@ WIDTH = 64  # rollouts side by side; the policy's batch shape, always the same
 @torch.no_grad()
 def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[int], seed: Sequence[int], looks: int,
             stochastic: bool = True, noisy: bool = True, threshold: float = 0.5) -> list[ImaginedRollout]:  # fmt: skip
-    """One rollout per (start, member), `looks` looks long or until the goal is predicted to hold. Starts need a `state`.
+    """One rollout per (start, member), `looks` looks long or until the goal seems to hold. Starts need a `state`.
 
     `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability.
     """
@@ -42,7 +42,9 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
 def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold) -> list[ImaginedRollout]:
     starts, members = [s for s, _ in pairs], [m for _, m in pairs]
     states = [np.asarray(s.state, dtype=np.float32) for s in starts]
-    by_task = {t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})}
+    by_task = {
+        t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})
+    }
     scene, context = _gather(model, states, by_task)
     languages = [model.tasks[s.task_id].language for s in starts]
     previous = torch.from_numpy(np.stack([OPEN_HAND if s.previous is None else s.previous for s in starts])).float()
@@ -64,9 +66,13 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold) -> lis
         draws = _draws(keys, horizon, model.scenes.bodies) if noisy else None
         before = alive.copy()
         for step in range(horizon):
-            moved, _ = model.net.step(scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step])
+            moved, _ = model.net.step(
+                scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step]
+            )
             on = torch.from_numpy(alive)
-            scene = Scene(*(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True)))
+            scene = Scene(
+                *(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True))
+            )
             previous = sample.actions[:, step]
             ran[alive, step] = True
             grades = model.net.grade(scene, context)
@@ -118,7 +124,9 @@ def _scatter(model, states: list[np.ndarray], scene: Scene, by_task: dict[int, n
     out = list(states)
     for task, rows in by_task.items():
         templates = np.stack([states[i] for i in rows])
-        for i, state in zip(rows, model.scenes.write(task, templates, scene.robot[rows], scene.bodies[rows]), strict=True):
+        for i, state in zip(
+            rows, model.scenes.write(task, templates, scene.robot[rows], scene.bodies[rows]), strict=True
+        ):
             out[i] = state
     return out
 

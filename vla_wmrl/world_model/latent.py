@@ -74,7 +74,7 @@ class StateSpaceModel:
         self.corpus.rest = dict(self.rest_)
 
     def observe_looks(self, rollouts: Sequence[Rollout]) -> None:
-        """Adds real looks (states with the features that the policy's vision gave there) to what `fit_decoder` learns from."""
+        """Adds real looks (states, and the features that the policy's vision gave there) for `fit_decoder`."""
         for r in rollouts:
             if r.source == "real":
                 self.decoder.observe(r.start.task_id, r.states[: r.looks], r.inputs["features"])
@@ -147,12 +147,16 @@ class StateSpaceModel:
 
     def _noise_loss(self, path: Scene, scales: Tensor, w: Windows) -> Tensor:
         """Gaussian likelihood of what one step adds to the error, for the scale only."""
-        errors = torch.cat([(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2)
+        errors = torch.cat(
+            [(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2
+        )
         steps = torch.diff(errors.detach(), dim=1, prepend=torch.zeros_like(errors[:, :1]))
         present = torch.cat([torch.ones_like(w.context.present[:, :1]), w.context.present], dim=1)[:, None]
         log_scale = scales.clamp(-6, 3)
         square = (steps / NOISE_SCALE).clamp(-30, 30).square().mean(-1)
-        return ((0.5 * square * torch.exp(-2 * log_scale) + log_scale) * present).sum() / (present.sum() * steps.shape[1])
+        return ((0.5 * square * torch.exp(-2 * log_scale) + log_scale) * present).sum() / (
+            present.sum() * steps.shape[1]
+        )
 
     def _grades_loss(self, scene: Scene, context, held: Tensor, success: Tensor, progress: Tensor, eventual: Tensor):
         grades = self.net.grade(scene, context)
@@ -174,7 +178,7 @@ class StateSpaceModel:
 
     @torch.no_grad()
     def predict(self, task_id: int, states: np.ndarray, actions: np.ndarray, previous: np.ndarray):
-        """Open loop: (Scene [B, T, ...], Grades [B, T, ...], log P(success) [B, T]) from states [B, S], actions [B, T, 7]."""
+        """Open loop: Scene, Grades (leaves [B, T, ...]), log P(success) [B, T]; states [B, S], actions [B, T, 7]."""
         scene, context = self.scene(task_id, states)
         as_tensor = lambda x: torch.as_tensor(np.asarray(x), dtype=torch.float32)  # noqa: E731
         path, _ = roll(self.net, scene, context, as_tensor(actions), as_tensor(previous))
@@ -212,12 +216,14 @@ class StateSpaceModel:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError when `state` was fitted for tasks with other layouts."""
-        stored = [_task(t) for t in state["tasks"]]
+        stored = [task_from_json(t) for t in state["tasks"]]
         if [(t.task_id, t.layout, t.goal) for t in stored] != [
             (i, self.tasks[i].layout, self.tasks[i].goal) for i in sorted(self.tasks)
         ]:
             names = ", ".join(str(t.task_id) for t in stored)
-            raise UserError(f"the world model was fitted for other tasks or state layouts (tasks {names}): fit a new one")
+            raise UserError(
+                f"the world model was fitted for other tasks or state layouts (tasks {names}): fit a new one"
+            )
         self.net.load_state_dict(state["net"])
         self.rest_ = {(int(task), name): float(height) for task, name, height in state["rest"]}
         self.corpus.rest = dict(self.rest_)
@@ -229,23 +235,29 @@ class StateSpaceModel:
         checkpoint.save(folder, self.updates_, self.state_dict(), keep=1)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, tasks: dict[int, TaskSpec] | None = None, seed: int = 0) -> StateSpaceModel:
+    def from_pretrained(
+        cls, folder: str | Path, tasks: dict[int, TaskSpec] | None = None, seed: int = 0
+    ) -> StateSpaceModel:
         """What `save` wrote. Raises UserError when there is nothing, or it does not know one of `tasks`."""
         newest = checkpoint.latest(folder)
         if newest is None:
             raise UserError(f"no world model at {folder}: name a folder that holds one, or fit one")
         state = checkpoint.load(newest)
-        stored = {t.task_id: t for t in map(_task, state["tasks"])}
+        stored = {t.task_id: t for t in map(task_from_json, state["tasks"])}
         for task in (tasks or {}).values():
             if task.task_id not in stored or stored[task.task_id].layout != task.layout:
-                raise UserError(f"the world model at {folder} knows tasks {sorted(stored)}, not task {task.task_id} as it is here")
+                raise UserError(
+                    f"the world model at {folder} knows tasks {sorted(stored)}, not task {task.task_id} as it is here"
+                )
         model = cls(stored, seed, int(state["width"]))
         model.load_state_dict(state)
         return model
 
 
-def _task(fields: dict[str, Any]) -> TaskSpec:
+def task_from_json(fields: dict[str, Any]) -> TaskSpec:
     """TaskSpec from plain JSON."""
     layout = {name: (int(span[0]), int(span[1])) for name, span in fields["layout"].items()}
     lists = {k: tuple(fields[k]) for k in ("objects", "fixtures", "joints")}
-    return TaskSpec(fields["task_id"], fields["language"], layout, goal=tuple(tuple(g) for g in fields["goal"]), **lists)
+    return TaskSpec(
+        fields["task_id"], fields["language"], layout, goal=tuple(tuple(g) for g in fields["goal"]), **lists
+    )

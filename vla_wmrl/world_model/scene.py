@@ -1,4 +1,4 @@
-"""From a task's state vector to what the dynamics step, and back. All tasks share one form, so that one model serves them.
+"""From a task's state vector to what the dynamics step, and back. All tasks share one form, for one model.
 
 * robot [B, 16]: eef position 3, rotation 6, finger joints 2, eef velocity 3, finger velocities 2 (world frame, m, m/s)
 * bodies [B, M, 15]: the objects that the goal wants somewhere: position 3, rotation 6, velocity 3, angular velocity 3
@@ -109,7 +109,9 @@ class Scenes:
             start = self._start(task, name)
             others[:, j] = torch.as_tensor(states[:, start : start + 3], dtype=torch.float32)
         order = np.asarray(self.order.index(task_id))
-        return Context(rows(kind), rows(order), rows(present), rows(target), rows(height), others, rows(blocked * np.float32(1e6)))
+        return Context(
+            rows(kind), rows(order), rows(present), rows(target), rows(height), others, rows(blocked * np.float32(1e6))
+        )
 
 
 def concatenate(contexts: Sequence[Context]) -> Context:
@@ -117,7 +119,7 @@ def concatenate(contexts: Sequence[Context]) -> Context:
 
 
 def proprioception(robot: Tensor) -> Tensor:
-    """[..., 8] as the environment's `observation.state`: eef position, robosuite axis-angle of the hand, 2 finger joints.
+    """[..., 8] as the environment's `observation.state`: eef position, robosuite axis-angle, 2 finger joints.
 
     The state's rotation is the grip site's; the hand's body is a quarter turn from it about the approach direction.
     """

@@ -1,0 +1,105 @@
+"""Real and imagined rollouts of several policies from the same held-out starts, with the same noise keys (gate b).
+
+Starts are branch starts that the first policy passes through, spread over its rollouts. Run:
+
+    python benchmarks/world_model_cells.py --world_model=DIR --policies=CKPT@0.1,CKPT@0.5,OTHER@0.1 --task_ids=0 \
+        --inits=150:160 --members=8 --looks=8 --output=cells.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sim.libero import EnvSpec
+from sim.rollout import PolicyRef, RolloutJob
+from sim.workers import Pool
+from vla_wmrl.policies.flow import FlowPolicy
+from vla_wmrl.types import Rollout, Start
+from vla_wmrl.world_model.latent import StateSpaceModel
+
+SEED = (77,)
+
+
+def branch_starts(pool: Pool, specs: dict[int, EnvSpec], inits: range, policy: PolicyRef, each: int) -> list[Start]:
+    """`each` starts of one rollout per (task, init), evenly spread over it."""
+    jobs = [
+        RolloutJob(spec, (Start(task, i),), (0,), policy, SEED, keep_starts=True, width=1)
+        for task, spec in specs.items()
+        for i in inits
+    ]
+    found = []
+    for recorded in pool.map(jobs):
+        every = recorded[0].starts
+        found += [every[k] for k in np.linspace(0, len(every) - 1, each + 2).astype(int)[1:-1]]
+    return found
+
+
+def outcome(rollout: Rollout) -> tuple[float, float]:
+    """Success and gain of stage progress."""
+    return float(rollout.success), float(rollout.progress[-1] - rollout.progress[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world_model", required=True)
+    parser.add_argument("--policies", required=True, help="checkpoint@eta, separated by commas")
+    parser.add_argument("--task_ids", default="0")
+    parser.add_argument("--inits", default="150:160")
+    parser.add_argument("--starts_each", type=int, default=3)
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--looks", type=int, default=8)
+    parser.add_argument("--image_size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = StateSpaceModel.from_pretrained(args.world_model)
+    first, last = (int(n) for n in args.inits.split(":"))
+    specs = {
+        int(t): EnvSpec(task_id=int(t), image_size=args.image_size, stepping="fast", lod_mm=8.0, multisample=0)
+        for t in args.task_ids.split(",")
+    }
+    names = args.policies.split(",")
+    refs = {n: PolicyRef(n.rsplit("@", 1)[0], eta=float(n.rsplit("@", 1)[1])) for n in names}
+    rows: dict[str, list] = {
+        k: [] for k in ("policy", "task", "init", "look", "real", "imagined", "real_gain", "imagined_gain")
+    }
+    with Pool(args.workers) as pool:
+        starts = branch_starts(pool, specs, range(first, last), refs[names[0]], args.starts_each)
+        members = tuple(range(args.members))
+        for name, ref in refs.items():
+            begun = time.monotonic()
+            jobs = [
+                RolloutJob(specs[s.task_id], (s,) * len(members), members, ref, SEED, max_looks=args.looks, width=8)
+                for s in starts
+            ]
+            real = [[outcome(r.rollout) for r in recorded] for recorded in pool.map(jobs)]
+            middle = time.monotonic()
+            policy = FlowPolicy.from_pretrained(ref.path, ref.eta, ref.sde)
+            every = [s for s in starts for _ in members]
+            twins = model.imagine(policy, every, list(members) * len(starts), SEED, args.looks)
+            for k, start in enumerate(starts):
+                mine = twins[k * len(members) : (k + 1) * len(members)]
+                rows["policy"].append(name)
+                rows["task"].append(start.task_id)
+                rows["init"].append(start.init_id)
+                rows["look"].append(start.look)
+                rows["real"].append([s for s, _ in real[k]])
+                rows["real_gain"].append([g for _, g in real[k]])
+                rows["imagined"].append([r.p_success for r in mine])
+                rows["imagined_gain"].append([outcome(r)[1] for r in mine])
+            seconds = (middle - begun, time.monotonic() - middle)
+            print(f"{name}: {len(starts)} starts, real {seconds[0]:.0f} s, imagined {seconds[1]:.0f} s", flush=True)
+            np.savez_compressed(args.output, **{k: np.array(v) for k, v in rows.items()})
+
+
+if __name__ == "__main__":
+    main()

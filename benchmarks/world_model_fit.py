@@ -1,0 +1,139 @@
+"""Builds a world model: makes near misses, fits the dynamics on them and on demonstrations, and the feature decoder.
+
+    python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=0:40 --segments=DIR
+    python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=150:170 --per_moment=8 \\
+        --moments_per_event=1 --segments=DIR
+    python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --updates=3000 --world_model=DIR
+    python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --updates=1500 --world_model=DIR
+
+`--inits` from 150 on are held out: `fit` and `decoder` never read them. Each step resumes from what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.world_model_gates import HELD_OUT
+from sim.imagine import task_specs
+from sim.libero import EnvSpec
+from sim.near_misses import NearMissJob, load_segments, save_segments
+from sim.workers import Pool
+from vla_wmrl.policies.flow import FlowPolicy
+from vla_wmrl.world_model.base import TaskSpec
+from vla_wmrl.world_model.data import load_demonstrations
+from vla_wmrl.world_model.latent import StateSpaceModel, task_from_json
+from vla_wmrl.world_model.looks import demonstration_looks
+
+
+def specs_file(folder: Path) -> Path:
+    return folder / "tasks.json"
+
+
+def read_specs(folder: Path) -> dict[int, TaskSpec]:
+    return {t.task_id: t for t in map(task_from_json, json.loads(specs_file(folder).read_text()))}
+
+
+def collect(args: argparse.Namespace) -> None:
+    folder = Path(args.segments)
+    folder.mkdir(parents=True, exist_ok=True)
+    first, last = (int(n) for n in args.inits.split(":"))
+    tasks = [int(t) for t in args.task_ids.split(",")]
+    specs = {t: EnvSpec(task_id=t, image_size=0, stepping="fast") for t in tasks}
+    name = lambda task, init: folder / f"t{task}_i{init}.npz"  # noqa: E731
+    jobs = [
+        NearMissJob(specs[t], (i,), args.seed, moments_per_event=args.moments_per_event, per_moment=args.per_moment)
+        for t in tasks
+        for i in range(first, last)
+        if not name(t, i).exists()
+    ]
+    with Pool(args.workers) as pool:
+        known = read_specs(folder) if specs_file(folder).exists() else {}
+        if set(tasks) - set(known):
+            known |= task_specs(pool, specs)
+            specs_file(folder).write_text(json.dumps([asdict(s) for s in known.values()]))
+        begun, total = time.monotonic(), 0
+        for done, (index, segments) in enumerate(pool.run(jobs), 1):
+            job = jobs[index]
+            if segments:
+                save_segments(name(job.spec.task_id, job.inits[0]), segments)
+            total += len(segments)
+            print(f"{done}/{len(jobs)} episodes, {total} segments, {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def fit(args: argparse.Namespace) -> None:
+    folder, out = Path(args.segments), Path(args.world_model)
+    tasks = read_specs(folder)
+    exists = (out / "checkpoints").exists()
+    model = StateSpaceModel.from_pretrained(out, tasks, args.seed) if exists else StateSpaceModel(tasks, args.seed)
+    _, demos = load_demonstrations(args.demos)
+    model.observe([t for t in demos if t.task_id in tasks and t.init_id < HELD_OUT], "expert")
+    every = [s.trace for file in sorted(folder.glob("*.npz")) for s in load_segments(file)]
+    near = [t for t in every if t.init_id < HELD_OUT]
+    model.observe(near, "near_miss")
+    print(f"{len(demos)} demonstrations, {len(near)} near misses")
+    begun = time.monotonic()
+
+    def log(i: int, horizon: int, losses: dict[str, float]) -> None:
+        if i % 50 == 0:
+            terms = ", ".join(f"{k} {v:.4f}" for k, v in losses.items())
+            print(f"{i} ({horizon} steps): {terms}; {time.monotonic() - begun:.0f} s", flush=True)
+        if i % 250 == 249:
+            model.save(out)
+
+    model.fit(args.updates, log)
+    model.save(out)
+
+
+def decoder(args: argparse.Namespace) -> None:
+    model = StateSpaceModel.from_pretrained(args.world_model)
+    policy = FlowPolicy.from_pretrained(args.policy, eta=0.0)
+    looks = demonstration_looks(args.demos, policy, args.every)
+    held_out = {}
+    for task_id, (inits, states, features) in looks.items():
+        # the last tenth of the initial states checks the fit
+        last = inits >= np.quantile(np.unique(inits), 0.9)
+        model.decoder.observe(task_id, states[~last], features[~last])
+        held_out[task_id] = (states[last], features[last])
+
+    def log(task_id: int, i: int, loss: float, gap: float) -> None:
+        if i % 100 == 0:
+            print(f"task {task_id}, {i}: feature loss {loss:.4f}, action gap {gap:.4f}", flush=True)
+
+    model.fit_decoder(policy, args.updates, log)
+    model.save(args.world_model)
+    for task_id, (states, features) in held_out.items():
+        print(f"task {task_id}, held out: {model.decoder.check(policy, task_id, states, features)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("collect", "fit", "decoder"))
+    parser.add_argument("--segments")
+    parser.add_argument("--demos")
+    parser.add_argument("--world_model")
+    parser.add_argument("--policy")
+    parser.add_argument("--task_ids", default="0,1,7")
+    parser.add_argument("--inits", default="0:40")
+    parser.add_argument("--per_moment", type=int, default=4)
+    parser.add_argument("--moments_per_event", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--every", type=int, default=4, help="a look at every n-th frame of the demonstrations")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    {"collect": collect, "fit": fit, "decoder": decoder}[args.step](args)
+
+
+if __name__ == "__main__":
+    main()

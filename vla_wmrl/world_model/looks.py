@@ -1,0 +1,44 @@
+"""Looks of demonstrations: the states at their frames, and the features that a policy's frozen vision gives there."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+BATCH = 64
+Looks = dict[
+    int, tuple[np.ndarray, np.ndarray, np.ndarray]
+]  # task -> inits [n], states [n, S], features [n, n_tokens, D]
+
+
+def demonstration_looks(folder: str | Path, policy: Any, every: int = 4) -> Looks:
+    """Every `every`-th frame of the demonstrations in `folder` (a LeRobotDataset with `traces/`), seen by `policy`."""
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    folder = Path(folder)
+    cameras = list(policy.cameras)
+    columns = [*cameras, "observation.state", "episode_index", "frame_index"]
+    traces: dict[int, Any] = {}
+    found: dict[int, list] = {}
+    for file in sorted((folder / "data").rglob("*.parquet")):
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=BATCH * every, columns=columns):
+            rows = [r for r in batch.to_pylist() if r["frame_index"] % every == 0]
+            if not rows:
+                continue
+            picture = lambda cell: np.asarray(Image.open(io.BytesIO(cell["bytes"])))  # noqa: E731
+            images = {c: torch.from_numpy(np.stack([picture(r[c]) for r in rows])) for c in cameras}
+            proprio = torch.tensor([r["observation.state"] for r in rows])
+            seen = policy.encode(images, proprio, [""] * len(rows))["features"].numpy()
+            for row, features in zip(rows, seen, strict=True):
+                episode = row["episode_index"]
+                if episode not in traces:
+                    data = np.load(folder / "traces" / f"episode_{episode:06d}.npz")
+                    traces[episode] = (int(data["task_id"]), int(data["init_id"]), data["states"])
+                task_id, init_id, states = traces[episode]
+                found.setdefault(task_id, []).append((init_id, states[row["frame_index"]], features))
+    return {t: tuple(np.stack(column) for column in zip(*looks, strict=True)) for t, looks in found.items()}
