@@ -80,7 +80,7 @@ def close_door(view: View, microwave: str, joint: str) -> np.ndarray:
 def into_microwave(view: View, mug: str, microwave: str) -> np.ndarray:
     """A mug into the microwave, handle last, the hand leaning so that it stays outside."""
     e, box, pose = view.eef_pos, view.objects[microwave], view.objects[mug]
-    inside = box.pos + box.mat @ np.array([-0.045, -0.052, 0.028])  # of the mug's origin
+    inside = box.pos + box.mat @ np.array([-0.003, -0.052, 0.028])  # of the mug's origin; the door is on the other side
     d = inside - pose.pos
     grasp = grasp_of(view, mug, "handle")
     mat = downward(view, box.mat @ X, box.mat @ (LEAN * Y))
@@ -94,12 +94,8 @@ def into_microwave(view: View, mug: str, microwave: str) -> np.ndarray:
     lined_up = abs(d[0]) < 0.015 and abs(d[2] + 0.012) < 0.012 and abs(pose.mat[:, 0] @ Y) > 0.97
     if pose.pos[1] > front + 0.03 or (lined_up and pose.pos[1] > front - 0.03):
         return move(view, e + d + [0, 0, 0.012 if d[1] > 0.012 else 0.0], CLOSE, mat)
-    return move(view, e + [d[0], front - pose.pos[1], d[2] + 0.012], CLOSE, mat)
-
-
-def retreat(view: View, height: float) -> np.ndarray:
-    """Open hand, straight up to `height` (world, m)."""
-    return move(view, np.array([view.eef_pos[0], view.eef_pos[1], height + 0.05]), OPEN, downward(view, level(view)))
+    aside = 0.035 if pose.pos[1] < front - 0.04 else 0.0  # past the tip of a door that is barely open
+    return move(view, e + [d[0] + aside, front - pose.pos[1], d[2] + 0.012], CLOSE, mat)
 
 
 def _from_above(e: np.ndarray, start: np.ndarray, travel: float) -> np.ndarray:

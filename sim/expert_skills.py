@@ -227,7 +227,7 @@ def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
     return Grasp(best, f, 2 * half[narrow] - 0.015)
 
 
-def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: float = 0.014) -> Grasp:
+def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: float = 0.016) -> Grasp:
     """One finger inside a mug or bowl, one outside: where neighbours and handle leave room and the wrist turns least.
 
     `prefer` [2]: world direction from the centre in which to grasp if possible.
@@ -240,7 +240,7 @@ def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: fl
         local = np.array([np.cos(angle), np.sin(angle), 0.0])
         out = pose.mat @ local
         p = pose.pos + pose.mat @ (shape.radius * local + [*shape.centre_xy, shape.top]) - [0, 0, depth]
-        c = _crowding(view, p, out, name) + 0.004 * (1 - abs(out[1])) + 0.0004 * out[0]
+        c = _crowding(view, p, out, name) + 0.004 * (1 - abs(out[1])) + 0.0004 * out[0] + 0.05 * abs(out[2])
         if prefer is not None:
             c += 0.02 * (1 - float(out[:2] @ prefer))
         if c < cost:
@@ -306,7 +306,7 @@ def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.nda
     d = grasp.pos - e
     hd = float(np.linalg.norm(d[:2]))
     turn = float(np.linalg.norm(rotation_vector(view.eef_mat, mat)))
-    if hd < 0.012 and abs(d[2]) < 0.012 and turn < 0.2:
+    if hd < 0.012 and -0.008 < d[2] < 0.014 and turn < 0.2:
         return move(view, grasp.pos, CLOSE, mat)
     off = min(1.0, max(0.0, hd - 0.008) / 0.03 + max(0.0, turn - 0.15) / 0.3)
     target = grasp.pos + [0, 0, funnel * off]
