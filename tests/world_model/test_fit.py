@@ -29,7 +29,7 @@ def test_fitting_lowers_the_path_error(tasks):
     model = StateSpaceModel(tasks, width=16, config=FitConfig(stages=((1.0, 6, 16),)))
     model.observe([make_trace(tasks[0], i) for i in range(6)], "expert")
     before = model.fit(1)["hand"]
-    model.fit(60)
+    model.fit(200)
     after = model.fit(1)["hand"]
     assert after < 0.7 * before
 
