@@ -13,6 +13,7 @@ from vla_wmrl.config import TrainConfig
 from vla_wmrl.policies.base import Policy
 from vla_wmrl.types import Rollout, Start
 from vla_wmrl.world_model.base import TaskSpec
+from vla_wmrl.world_model.latent import StateSpaceModel
 
 
 @dataclass(frozen=True)
@@ -43,41 +44,51 @@ def task_specs(pool: Pool, specs: dict[int, EnvSpec]) -> dict[int, TaskSpec]:
 
 
 class WorldModelRuntime:
-    """Groups imagined by the world model: the loop's `Imagination`."""
+    """Groups imagined by the world model: the loop's `Imagination`. Keeps the real data it was shown, for resuming."""
 
     def __init__(self, cfg: TrainConfig, tasks: dict[int, TaskSpec], policy: Policy):
-        from vla_wmrl.world_model import latent
-
         self.cfg, self.policy = cfg, policy
         section = cfg.world_model
-        if section.path is not None:
-            self.model = latent.StateSpaceModel.from_pretrained(section.path, tasks)
-        else:
-            self.model = latent.StateSpaceModel(tasks, members=section.ensemble, seed=cfg.seed)
+        self.model = (
+            StateSpaceModel.from_pretrained(section.path, tasks, cfg.seed) if section.path else StateSpaceModel(tasks, cfg.seed)
+        )
+        self.traces: list[dict] = []
+        self.looks: list[dict] = []
 
     def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]:
         """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
-        looks = self.cfg.groups.looks
         every = [s for s in starts for _ in range(group_size)]
         members = list(range(group_size)) * len(starts)
-        rollouts = self.model.imagine(self.policy, every, members, seed, looks, stochastic=True)
+        rollouts = self.model.imagine(self.policy, every, members, seed, self.cfg.groups.looks)
         return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
 
     def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:
         """Real trajectories to learn from, and real looks (states with the features that were seen there)."""
-        self.model.observe(traces, "policy")
-        self.model.observe_looks(rollouts)
+        self._observe([dict(t.__dict__) for t in traces], [{"task_id": r.start.task_id, "states": r.states[:-1],
+                      "features": r.inputs["features"]} for r in rollouts])  # fmt: skip
+
+    def _observe(self, traces: list[dict], looks: list[dict]) -> None:
+        self.model.observe([Trace(**t) for t in traces], "policy")
+        for seen in looks:
+            self.model.decoder.observe(int(seen["task_id"]), seen["states"], seen["features"])
+        self.traces += traces
+        self.looks += looks
 
     def fit(self) -> dict[str, float]:
-        """The first fit, for `world_model.fit_steps` gradient steps."""
-        return self.model.fit(self.cfg.world_model.fit_steps)
+        """The first fit: the dynamics unless they came fitted, and the decoder of this policy's features."""
+        section = self.cfg.world_model
+        losses = self.model.fit(section.fit_steps) if section.path is None else {}
+        if section.decoder_steps:
+            self.model.fit_decoder(self.policy, section.decoder_steps)
+        return losses
 
     def refit(self) -> dict[str, float]:
         """A short fit on the grown data."""
         return self.model.fit(self.cfg.world_model.refit_steps)
 
     def state_dict(self) -> dict:
-        return self.model.state_dict()
+        return {"model": self.model.state_dict(), "traces": self.traces, "looks": self.looks}
 
     def load_state_dict(self, state: dict) -> None:
-        self.model.load_state_dict(state)
+        self._observe(state["traces"], state["looks"])
+        self.model.load_state_dict(state["model"])

@@ -12,7 +12,7 @@ _RAW = {"debias.kind": ("none",)}
 _EQUAL = {"fusion.kind": ("none",)}
 _UNGUARDED = {"guard.enabled": (False,)}
 _REAL = {"anchors.fraction": (1.0,), "world_model.kind": ("none",), **_RAW, **_EQUAL, **_UNGUARDED}
-_IMAGINED = {"world_model.kind": ("state_space", "progress")}
+_IMAGINED = {"world_model.kind": ("state_space",)}
 
 # dotted field -> values the arm allows, its preset first
 ARMS: dict[str, dict[str, tuple]] = {

@@ -180,23 +180,17 @@ class GuardConfig:
 
 @dataclass
 class WorldModelConfig:
-    kind: Literal["state_space", "progress", "none"] = "state_space"  # imagines states, scores rollouts, or none
-    path: str | None = None  # folder of a fitted world model; null: fit one from data_path
-    data_path: str | None = None  # folder of transitions to fit on
-    ensemble: int = 3  # members, so that a marginal grasp is uncertain
+    kind: Literal["state_space", "none"] = "state_space"  # steps the simulator's state, or none
+    path: str | None = None  # folder of a fitted world model; null: fit one on the rollouts that fill the bank of starts
     fit_steps: int = 2000  # gradient steps of the first fit
-    refit_every: int = 10  # policy updates between two refits on grown data; 0: never
+    decoder_steps: int = 0  # gradient steps of fitting the feature decoder to the run's own looks, after the first fit
+    refit_every: int = 0  # policy updates between two refits on the run's own data; 0: never
     refit_steps: int = 200  # gradient steps of a refit
 
     def validate(self) -> None:
-        require(self.ensemble >= 1, f"world_model.ensemble={self.ensemble} must be at least 1")
-        require(self.fit_steps >= 0 and self.refit_steps >= 0, "world_model.fit_steps and refit_steps are counts")
+        counts = (self.fit_steps, self.refit_steps, self.decoder_steps)
+        require(min(counts) >= 0, "world_model.fit_steps, refit_steps and decoder_steps are counts")
         require(self.refit_every >= 0, f"world_model.refit_every={self.refit_every}: use 0 for never")
-        if self.kind != "none":
-            require(
-                self.path is not None or self.data_path is not None,
-                f"world_model.kind={self.kind} needs --world_model.path or --world_model.data_path",
-            )
 
 
 @dataclass
