@@ -80,7 +80,7 @@ def close_door(view: View, microwave: str, joint: str) -> np.ndarray:
 def into_microwave(view: View, mug: str, microwave: str) -> np.ndarray:
     """A mug into the microwave, handle last, the hand leaning so that it stays outside."""
     e, box, pose = view.eef_pos, view.objects[microwave], view.objects[mug]
-    inside = box.pos + box.mat @ np.array([-0.003, -0.052, 0.028])  # of the mug's origin; the door is on the other side
+    inside = box.pos + box.mat @ np.array([-0.003, -0.060, 0.028])  # of the mug's origin; the door is on the other side
     d = inside - pose.pos
     grasp = grasp_of(view, mug, "handle")
     mat = downward(view, box.mat @ X, box.mat @ (LEAN * Y))
