@@ -57,9 +57,3 @@ def observation():
 @pytest.fixture
 def keys():
     return lambda rows: [(7, 0, 3, i, 1) for i in range(rows)]
-
-
-def first_steps(rows, horizon=16, run=8):
-    executed = torch.zeros(rows, horizon, dtype=torch.bool)
-    executed[:, :run] = True
-    return executed

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import first_steps
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS, OBS_STATE
 
@@ -11,6 +10,13 @@ from vla_wmrl.policies import checkpoint_io
 from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP
 from vla_wmrl.policies.flow import FlowPolicy, sde_transition
 from vla_wmrl.policies.traced import LARGEST_BATCH
+
+
+def first_steps(rows, horizon=16, run=8):
+    """[rows, horizon] bool: the first `run` control steps of each chunk ran."""
+    executed = torch.zeros(rows, horizon, dtype=torch.bool)
+    executed[:, :run] = True
+    return executed
 
 
 def lerobot_batch(flow, images, inputs):
