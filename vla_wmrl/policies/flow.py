@@ -131,7 +131,7 @@ class FlowPolicy:
         return self.inputs_from_features(features, state, task)
 
     def inputs_from_features(self, features: Tensor, state: Tensor, task: list[str]) -> dict[str, Tensor]:
-        """As `encode`, from vision features [B, n_tokens, D] instead of images: a world model decodes them from its state."""
+        """As `encode`, from vision features [B, n_tokens, D] (of a world model's decoder, say) instead of images."""
         tokens = [self._tokenize(sentence) for sentence in task]
         return {
             "features": features.to(torch.float32),
@@ -224,7 +224,9 @@ class FlowPolicy:
         return self.after(x[:, :, : self.action_dim]).to(self.device, torch.float32).clamp(-1.0, 1.0)
 
     # ---- scoring
-    def flow_matching_loss(self, inputs: dict[str, Tensor], actions: Tensor, is_pad: Tensor, noise: Tensor, time: Tensor):
+    def flow_matching_loss(
+        self, inputs: dict[str, Tensor], actions: Tensor, is_pad: Tensor, noise: Tensor, time: Tensor
+    ) -> Tensor:
         """SmolVLA's training loss from features instead of images: mean of (v - (noise - actions))^2 over real steps.
 
         actions, noise [B, H, A] normalised and padded, is_pad [B, H] bool (past the episode's end), time [B] in (0, 1].
