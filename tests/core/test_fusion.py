@@ -258,8 +258,15 @@ def test_guard_needs_confidence_not_a_point_estimate():
     results = [(Guard().useless(*pairs(10, 0.5, seed)), pairs(10, 0.5, seed)) for seed in range(100)]
     below = [np.corrcoef(f, r)[0, 1] < 0.2 for _, (f, r, _) in results]
     assert np.mean(below) > 0.2 and np.mean([bool(reason) for reason, _ in results]) < 0.1
-    f, r, groups = pairs(7, 0.0)
-    assert Guard().useless(f, r, groups) == ""  # 56 pairs are not enough to say
+    f, r, groups = pairs(7, -2.0)
+    assert Guard(min_groups=2).useless(f, r, groups) == ""  # 56 pairs are not enough to say, whatever they say
+    assert Guard(min_groups=2, min_pairs=56).useless(f, r, groups)
+    assert not Guard(min_pairs=56).useless(f, r, groups).startswith("rank")  # nor are 7 groups
+
+
+def test_guard_judges_ranks_not_the_scale_of_scores():
+    f, r, groups = pairs(40, 1.5)
+    assert Guard().useless(np.exp(8 * f), r, groups) == ""  # one outlier would decide a correlation of values
 
 
 def test_guard_catches_success_imagined_on_hopeless_starts():
