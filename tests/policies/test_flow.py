@@ -215,3 +215,19 @@ def test_a_missing_camera_is_named(make_flow, observation):
 def test_more_actions_than_the_chunk_holds_are_refused(make_flow):
     with pytest.raises(UserError, match="chunk of 16"):
         make_flow(n_action_steps=17)
+
+
+def test_the_loss_on_features_is_lerobots_own(make_flow, observation):
+    flow = make_flow()
+    images, state, task = observation(5)
+    inputs = flow.encode(images, state, task)
+    generator = torch.Generator().manual_seed(3)
+    actions, noise = (torch.randn(5, flow.horizon, 7, generator=generator) for _ in range(2))
+    padded = torch.nn.functional.pad(actions, (0, flow.padded_dim - 7))
+    noise = torch.nn.functional.pad(noise, (0, flow.padded_dim - 7))
+    time = torch.rand(5, generator=generator) * 0.9 + 0.05
+    is_pad = torch.zeros(5, flow.horizon, dtype=torch.bool)
+    is_pad[2, 4:] = True
+    batch = lerobot_batch(flow, images, inputs) | {"action": actions, "action_is_pad": is_pad}
+    expected, _ = flow.policy.forward(batch, noise=noise, time=time)
+    torch.testing.assert_close(flow.flow_matching_loss(inputs, padded, is_pad, noise, time), expected, rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ def test_an_object_that_was_dropped_is_grasped_again(env):
         env.step(expert.act(env.privileged()))
         assert env.steps < 100
     adr = env.indices["movable"][name][0]
-    env.data.qpos[adr : adr + 3] = start + [0.06, 0.03, 0.0]  # out of the hand, upright, elsewhere
+    env.data.qpos[adr : adr + 3] = start + np.array([0.06, 0.03, 0.0])  # out of the hand, upright, elsewhere
     env.derive()
     assert expert.act(env.privileged())[6] == -1  # opens for another try
     assert run(env, expert, 350)
@@ -63,11 +63,12 @@ def test_labels_of_arbitrary_states_are_actions(task_id):
     env, rng = LiberoEnv(EnvSpec(task_id=task_id, image_size=0, stepping="fast")), np.random.default_rng(0)
     expert = Expert("libero_10", task_id)
     env.reset(env.official_states[0])
+    drift = rng.normal(0, 0.6, (3, 7))
     for i in range(60):
-        drift = rng.normal(0, 0.6, 7) if i % 20 == 0 else drift
-        env.step(np.clip(drift + rng.normal(0, 0.3, 7), -1, 1))
+        env.step(np.clip(drift[i // 20] + rng.normal(0, 0.3, 7), -1, 1))
         view = env.privileged()
-        for satisfied in ((False,) * len(view.goal), (True, *(False,) * (len(view.goal) - 1)), (True,) * len(view.goal)):
+        n = len(view.goal)
+        for satisfied in ((False,) * n, (True, *(False,) * (n - 1)), (True,) * n):
             tumbled = {n: _tumbled(p, rng) if category(n) in SHAPES else p for n, p in view.objects.items()}
             for v in (view, replace(view, objects=tumbled)):
                 action = expert.act(replace(v, satisfied=satisfied))
@@ -112,10 +113,12 @@ def test_the_table_of_shapes_holds_the_objects_of_the_task(env):
     """The sizes are constants measured from LIBERO's assets: another release of the assets must be noticed."""
     env.reset(env.official_states[0])
     view, m, d = env.privileged(), env.model, env.data
+    signs = np.stack(np.meshgrid([-1, 1], [-1, 1], [-1, 1]), -1).reshape(-1, 3)
     for name, pose in view.objects.items():
+        body = env.indices["objects"][name]
+        geoms = [g for g in range(m.ngeom) if m.body_rootid[m.geom_bodyid[g]] == body and m.geom_contype[g]]
         points = [d.geom_xpos[g] + d.geom_xmat[g].reshape(3, 3) @ (m.geom_aabb[g, :3] + m.geom_aabb[g, 3:] * c)
-                  for g in range(m.ngeom) if m.body_rootid[m.geom_bodyid[g]] == env.indices["objects"][name] and m.geom_contype[g]
-                  for c in np.stack(np.meshgrid([-1, 1], [-1, 1], [-1, 1]), -1).reshape(-1, 3)]  # fmt: skip
+                  for g in geoms for c in signs]  # fmt: skip
         lo, hi = bounds(pose, SHAPES[category(name)])
         np.testing.assert_allclose(np.min(points, 0), lo, atol=0.004)
         np.testing.assert_allclose(np.max(points, 0), hi, atol=0.004)

@@ -73,7 +73,7 @@ def test_letting_go_over_the_target_loses_nothing():
 
 
 def test_an_open_hand_or_an_empty_one_does_not_hold():
-    around = dict(eef=(0.2, 0, 0.01))
+    around = {"eef": (0.2, 0, 0.01)}
     assert held(box_task(**around, width=0.04), "butter_1")
     assert not held(box_task(**around, width=0.078), "butter_1")
     assert not held(box_task(**around, width=0.001), "butter_1")
@@ -109,4 +109,4 @@ def test_an_experts_episode_climbs(env):
         values.append(progress(env.privileged()))
     assert success and values[-1] == 1.0 and values[0] < 0.1
     assert max(values[:-1]) < 1.0
-    assert np.min(values - np.maximum.accumulate(values)) > -0.3  # a conjunct that is done hands the reach on, and no more
+    assert np.min(values - np.maximum.accumulate(values)) > -0.3  # a done conjunct hands the reach on

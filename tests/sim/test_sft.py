@@ -1,5 +1,6 @@
 """`vla-wmrl sft` on a made-up data set: no simulator, a tiny policy."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -125,3 +126,16 @@ def test_images_of_another_size_than_the_policy_are_refused(roots, tmp_path):
     cfg.policy.image_size = 64
     with pytest.raises(UserError, match="pixels"):
         sft.main(cfg)
+
+
+def test_an_object_that_a_task_lacks_teaches_nothing_and_spoils_nothing(roots, tmp_path):
+    data = demo_data.load(roots)
+    scene = np.concatenate([data.scene, data.scene[:, 3:6] + 0.1], axis=1)
+    scene[data.task == 0, 6:] = np.nan  # one task has a second object, the other has not
+    data = dataclasses.replace(data, scene=scene)
+    assert np.isfinite(vision.units(data)).all()
+    spec = nano.NanoSpec(image_size=SIZE, width=48, layers=1, denoising_steps=2)
+    nano.build_policy(tmp_path, spec, data.tasks, data.statistics())
+    policy, *_ = checkpoint_io.load(tmp_path)
+    assert np.isfinite(vision.warm_up(policy, data, steps=3, batch_size=8, lr=1e-3, seed=0))
+    assert all(torch.isfinite(p).all() for p in policy.parameters())
