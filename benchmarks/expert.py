@@ -1,10 +1,11 @@
 """The scripted experts on LIBERO's official initial states: one JSON line an episode, resumable, then summary.json.
 
     python benchmarks/expert.py --output_dir results/expert --workers 2
-    python benchmarks/expert.py --output_dir results/expert --noise 0.3 --workers 2      # adds *_noise_0.3 files
+    python benchmarks/expert.py --output_dir results/expert --noise 0.3 --workers 2  # adds *_noise_0.3 files
 
 With `--noise s`, a normal variate of standard deviation s, keyed by (task, init), is added to the three position
-actions of every step, as when demonstrations are recorded. Fixture placement is drawn by (task, init, 0), as in evaluation.
+actions of every step, as when demonstrations are recorded. Fixture placement is drawn by (task, init, 0), as in
+evaluation.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 STREAM = 31  # of the noise key
 JOB_EPISODES = 5
+TASK_JOBS = 10  # jobs of a process, one task's: a simulator does not give all of its memory back
 built: dict = {}  # this process's simulator; one, since a task needs 0.3 GB
 
 
@@ -99,8 +101,10 @@ def main() -> None:
     jobs = []
     for task_id in (int(t) for t in args.tasks.split(",")):
         todo = [i for i in range(args.episodes) if (task_id, i) not in done]
-        jobs += [(task_id, tuple(todo[i : i + JOB_EPISODES]), args.stepping, args.noise) for i in range(0, len(todo), JOB_EPISODES)]
-    with multiprocessing.get_context("spawn").Pool(args.workers) as pool, log.open("a") as out:
+        chunks = [tuple(todo[i : i + JOB_EPISODES]) for i in range(0, len(todo), JOB_EPISODES)]
+        jobs += [(task_id, chunk, args.stepping, args.noise) for chunk in chunks]
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(args.workers, maxtasksperchild=TASK_JOBS) as pool, log.open("a") as out:
         for new in pool.imap_unordered(episodes, jobs):
             for row in new:
                 out.write(json.dumps(row) + "\n")

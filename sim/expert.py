@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from sim.expert_fixtures import close_door, close_drawer, into_microwave, turn_knob
-from sim.expert_skills import FULLY_OPEN, OPEN, SHAPES, Place, between_fingers, category, downward, level, move, pick_place
+from sim.expert_skills import (
+    FULLY_OPEN,
+    OPEN,
+    SHAPES,
+    Place,
+    between_fingers,
+    category,
+    downward,
+    level,
+    move,
+    pick_place,
+)
 from sim.view import View
 from vla_wmrl.errors import UserError
 
@@ -17,22 +28,24 @@ class Expert:
 
     def __init__(self, suite: str, task_id: int):
         if suite != "libero_10" or not 0 <= task_id < 10:
-            raise UserError(f"there is no scripted expert for {suite} task {task_id}: experts exist for libero_10 tasks 0 to 9")
+            raise UserError(f"no scripted expert for {suite} task {task_id}: there are some for libero_10 0 to 9")
         self.task_id = task_id
 
     def stage(self, view: View) -> str:
         """Name of the goal conjunct being worked on ("done" when all hold)."""
-        for g, ok in zip(view.goal, view.satisfied):
+        for g, ok in zip(view.goal, view.satisfied, strict=True):
             if not ok:
                 return " ".join(g)
         return "done"
 
     def act(self, view: View) -> np.ndarray:
         """[7] float32 action in [-1, 1] for this state."""
-        for g, ok in zip(view.goal, view.satisfied):  # an object that a goal already counts may still be in the hand
-            if ok and g[0] in ("in", "on") and view.gripper_width < FULLY_OPEN and between_fingers(view, g[1], self._kind(g)):
+        for g, ok in zip(view.goal, view.satisfied, strict=True):
+            # An object that a goal already counts may still be in the hand.
+            closed = view.gripper_width < FULLY_OPEN
+            if ok and closed and g[0] in ("in", "on") and between_fingers(view, g[1], self._kind(g)):
                 return self._work(view, g)
-        unmet = [g for g, ok in zip(view.goal, view.satisfied) if not ok]
+        unmet = [g for g, ok in zip(view.goal, view.satisfied, strict=True) if not ok]
         for g in sorted(unmet, key=lambda g: g[0] == "close"):  # doors and drawers last
             return self._work(view, g)
         return move(view, view.eef_pos, OPEN, downward(view, level(view)))
@@ -46,7 +59,7 @@ class Expert:
             return turn_knob(view, target)
         if goal[0] == "close" and target.startswith("white_cabinet"):
             bowl = view.objects["akita_black_bowl_1"]
-            if ("in", "akita_black_bowl_1", target) in view.goal and bowl.mat[2, 2] < 0.95:  # leans on a wall: would jam
+            if ("in", "akita_black_bowl_1", target) in view.goal and bowl.mat[2, 2] < 0.95:  # leans: would jam
                 return self._work(view, ("in", "akita_black_bowl_1", target))
             return close_drawer(view, "white_cabinet_1", "white_cabinet_1_bottom_level")
         if goal[0] == "close":
@@ -55,8 +68,8 @@ class Expert:
             return into_microwave(view, goal[1], "microwave_1")
         if target == "white_cabinet_1_bottom_region":
             region = view.regions[target]
-            place = Place(region.pos + [0.03, -0.017, -0.022], tol=0.015, over=region.pos[2] + 0.035, release=0.02,
-                          finger_axis=np.array([1.0, 0.0, 0.0]))
+            place = Place(region.pos + np.array([0.03, -0.017, -0.022]), tol=0.015,
+                          over=region.pos[2] + 0.035, release=0.02, finger_axis=np.array([1.0, 0.0, 0.0]))  # fmt: skip
             return pick_place(view, goal[1], place, prefer=np.array([-1.0, 0.0]))
         if target == "basket_1_contain_region":
             place = self._basket(view, goal)
@@ -66,7 +79,7 @@ class Expert:
             place = self._plate(view, goal)
         elif target.endswith("table_plate_right_region"):
             region = view.regions[target]
-            place = Place(np.array([region.pos[0], region.pos[1] + 0.012, region.pos[2] + 0.042]), tol=0.012, release=0.012)
+            place = Place(region.pos + np.array([0.0, 0.012, 0.042]), tol=0.012, release=0.012)
         else:
             place = self._stove(view, goal)
         return pick_place(view, goal[1], place)
@@ -81,7 +94,7 @@ class Expert:
     def _plate(self, view: View, goal: tuple[str, ...]) -> Place:
         plate, mug = view.objects[goal[2]], view.objects[goal[1]]
         cup = mug.mat @ np.array([*SHAPES[category(goal[1])].centre_xy, 0.0])
-        xy = plate.pos[:2] - 0.5 * cup[:2]  # the goal wants the origin within 3 cm of the plate's, the balance wants the cup there
+        xy = plate.pos[:2] - 0.5 * cup[:2]  # the goal wants the origin there, balance the cup
         return Place(np.array([*xy, plate.pos[2] + 0.006]), tol=0.012, release=0.012)
 
     def _caddy(self, view: View, name: str) -> Place:

@@ -9,17 +9,15 @@ from sim.expert_skills import (
     FULLY_OPEN,
     LEAN,
     OPEN,
-    approach,
     between_fingers,
     downward,
     grasp_of,
     grip,
-    level,
     move,
 )
 from sim.view import View
 
-X, Y, UP = np.eye(3)
+X, Y, _ = np.eye(3)
 KNOB_ANGLE = -3.009  # rad, direction of the knob's long end in the stove's frame when its joint is at 0
 KNOB_HEIGHT = 0.050  # m, of that end over the stove's origin
 HINGE = np.array([-0.172, -0.088, 0.096])  # m, of the microwave's door, in the microwave's frame
@@ -27,7 +25,7 @@ DOOR_TOP = 0.189  # m, over the microwave's origin
 
 
 def turn_knob(view: View, stove: str) -> np.ndarray:
-    """Turns the stove on: closed fingers behind the knob's long end, pushing it round (its joint grows towards "on")."""
+    """Turns the stove on: closed fingers behind the knob's long end push it round (its joint grows towards "on")."""
     e, pose = view.eef_pos, view.objects[stove]
     angle = view.joints[f"{stove}_button"] + KNOB_ANGLE
 
@@ -42,13 +40,15 @@ def turn_knob(view: View, stove: str) -> np.ndarray:
     along, ahead = r[:2] @ u, r[:2] @ t
     if r[2] < KNOB_HEIGHT - 0.002 and 0.012 < along < 0.065 and -0.075 < ahead < -0.01:
         push = point(0.7, 0.038, 0.025) - e
-        mat = downward(view, pose.mat @ np.array([np.cos(angle + 2.1), np.sin(angle + 2.1), 0.0]))  # turning along: contacts resist twist
-        return move(view, e + [*(0.1 * push[:2] / np.linalg.norm(push[:2])), push[2]], CLOSE, mat)  # the knob is stiff
+        # The hand turns along: torsional friction of LIBERO's contacts would make a hand that does not hold the knob.
+        mat = downward(view, pose.mat @ np.array([np.cos(angle + 2.1), np.sin(angle + 2.1), 0.0]))
+        push[:2] *= 0.1 / np.linalg.norm(push[:2])  # with all force: the knob is stiff
+        return move(view, e + push, CLOSE, mat)
     return move(view, _from_above(e, start, pose.pos[2] + KNOB_HEIGHT + 0.05), CLOSE, downward(view, pose.mat @ Y))
 
 
 def close_drawer(view: View, cabinet: str, joint: str, low: float = 0.041) -> np.ndarray:
-    """Pushes a drawer in at its handle, closed fingers leaning forward under the handles above. `low`: the handle's height, m."""
+    """Pushes a drawer in at its handle, `low` m up, with closed fingers that lean forward under the handles above."""
     e, pose = view.eef_pos, view.objects[cabinet]
     lean = pose.mat @ (LEAN * Y)
     mat = downward(view, pose.mat @ X, lean)
@@ -67,7 +67,8 @@ def close_door(view: View, microwave: str, joint: str) -> np.ndarray:
 
     def point(turn: float, along: float, outside: float) -> np.ndarray:
         a = min(q + turn, 0.05)
-        return hinge + pose.mat @ np.array([along * np.cos(a) + outside * np.sin(a), along * np.sin(a) - outside * np.cos(a), 0.05])
+        c, s = np.cos(a), np.sin(a)
+        return hinge + pose.mat @ np.array([along * c + outside * s, along * s - outside * c, 0.05])
 
     r = pose.mat.T @ (e - hinge)
     along, outside = r[0] * np.cos(q) + r[1] * np.sin(q), r[0] * np.sin(q) - r[1] * np.cos(q)
@@ -95,7 +96,7 @@ def into_microwave(view: View, mug: str, microwave: str) -> np.ndarray:
     if pose.pos[1] > front + 0.03 or (lined_up and pose.pos[1] > front - 0.03):
         return move(view, e + d + [0, 0, 0.012 if d[1] > 0.012 else 0.0], CLOSE, mat)
     aside = 0.035 if pose.pos[1] < front - 0.04 else 0.0  # past the tip of a door that is barely open
-    return move(view, e + [d[0] + aside, front - pose.pos[1], d[2] + 0.012], CLOSE, mat)
+    return move(view, e + np.array([d[0] + aside, front - pose.pos[1], d[2] + 0.012]), CLOSE, mat)
 
 
 def _from_above(e: np.ndarray, start: np.ndarray, travel: float) -> np.ndarray:

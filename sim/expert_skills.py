@@ -7,7 +7,7 @@ Every function maps a `View` to something and keeps nothing: what a stateful scr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -19,10 +19,11 @@ ROTATION_GAIN = 1.2  # action per radian; 2 would ask for the whole error in one
 FULLY_OPEN = 0.072  # m, finger width above which nothing can be held (0.078 at rest)
 MOVING = 0.012  # m/s, finger speed above which the gripper is still opening or closing
 TIP = 0.012  # m, how far the finger tips reach below the grip site
+UP = np.array([0.0, 0.0, 1.0])
 FINGER = 0.0505  # m, distance of an open finger's middle from the grip site, along the finger axis
 LEAN = 0.7  # tangent of the hand's lean where it must reach into or under something
 HANDLE = (0.055, 0.070)  # m, where a mug's handle is taken: out from the origin, and up
-HAND = (0.105, 0.035, 0.035)  # m, half length along the finger axis, half thickness, height of its underside over the grip site
+HAND = (0.105, 0.035, 0.035)  # m, half length along the finger axis, half thickness, height over the grip site
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,12 @@ SHAPES = {
     "ketchup": Shape((-0.028, -0.072, -0.018), (0.029, 0.073, 0.019)),
     "orange_juice": Shape((-0.027, -0.070, -0.026), (0.026, 0.061, 0.026)),
     "milk": Shape((-0.026, -0.070, -0.026), (0.027, 0.061, 0.026)),
-    "porcelain_mug": Shape((-0.065, -0.049, 0.002), (0.060, 0.047, 0.108), "rim", (0.0125, -0.001), 0.0455, 0.108, 0.005, np.pi),
-    "white_yellow_mug": Shape((-0.071, -0.053, 0.0), (0.068, 0.053, 0.103), "rim", (-0.0185, 0.0), 0.0505, 0.103, 0.005, 0.0),
+    "porcelain_mug": Shape(
+        (-0.065, -0.049, 0.002), (0.060, 0.047, 0.108), "rim", (0.0125, -0.001), 0.0455, 0.108, 0.005, np.pi
+    ),
+    "white_yellow_mug": Shape(
+        (-0.071, -0.053, 0.0), (0.068, 0.053, 0.103), "rim", (-0.0185, 0.0), 0.0505, 0.103, 0.005, 0.0
+    ),
     "red_coffee_mug": Shape((-0.061, -0.047, -0.002), (0.062, 0.046, 0.131)),
     "akita_black_bowl": Shape((-0.054, -0.054, 0.002), (0.053, 0.053, 0.052), "rim", (0.0, 0.0), 0.051, 0.052, 0.005),
     "moka_pot": Shape((-0.041, -0.056, -0.066), (0.041, 0.091, 0.086), "knob", (0.0, -0.001), 0.0, 0.086, 0.011),
@@ -96,13 +101,13 @@ def rotation_vector(current: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def downward(view: View, finger_axis: np.ndarray, lean: np.ndarray | None = None) -> np.ndarray:
-    """[3, 3] frame of a hand that points down with its fingers along +-`finger_axis` (the sign nearer to now and to rest).
+    """[3, 3] frame of a hand that points down, fingers along +-`finger_axis` (the sign nearer to now and to rest).
 
     `lean` [3]: horizontal, orthogonal to the axis; its length is the tangent by which the fingers point that way.
     """
     f = np.array([finger_axis[0], finger_axis[1], 0.0])
     f /= np.linalg.norm(f)
-    if f @ view.eef_mat[:, 0] + 0.5 * f[1] < 0:  # the rest pose has its fingers along +y; half a turn from it is out of reach
+    if f @ view.eef_mat[:, 0] + 0.5 * f[1] < 0:  # at rest the fingers are along +y; half a turn from it is out of reach
         f = -f
     z = np.array([0.0, 0.0, -1.0]) if lean is None else np.array([lean[0], lean[1], -1.0])
     z /= np.linalg.norm(z)
@@ -127,7 +132,7 @@ def move(view: View, pos: np.ndarray, grip: float, mat: np.ndarray, gain: float 
 # ---- geometry of the scene
 
 
-@lru_cache(maxsize=None)
+@cache
 def _corners(shape: Shape) -> np.ndarray:
     lo, hi = np.array(shape.lo), np.array(shape.hi)
     return np.array([[(lo, hi)[i][0], (lo, hi)[j][1], (lo, hi)[k][2]] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
@@ -179,16 +184,22 @@ class Grasp:
     lean: np.ndarray | None = None  # [3] see `downward`
 
 
-def _crowding(view: View, pos: np.ndarray, axis: np.ndarray, name: str) -> float:
-    """How far (m, summed) the two open fingers of a grasp would be inside their neighbours' margins."""
-    total = 0.0
+def _neighbours(view: View, name: str, floor: float) -> list[tuple[np.ndarray, np.ndarray]]:
+    """World-axis bounds of everything else that reaches above `floor` (m) within 0.4 m of `name`."""
+    here, found = view.objects[name].pos, []
     for other, pose in view.objects.items():
         shape = SHAPES.get(category(other))
-        if shape is None or other == name:
-            continue
-        lo, hi = bounds(pose, shape)
-        if hi[2] < pos[2] - TIP or np.abs((lo + hi)[:2] / 2 - pos[:2]).max() > 0.4:
-            continue
+        if shape is not None and other != name and np.abs(pose.pos - here)[:2].max() < 0.4:
+            lo, hi = bounds(pose, shape)
+            if hi[2] > floor:
+                found.append((lo, hi))
+    return found
+
+
+def _crowding(around: list[tuple[np.ndarray, np.ndarray]], pos: np.ndarray, axis: np.ndarray) -> float:
+    """How far (m, summed) the open fingers and the hand of a grasp would be inside their neighbours' margins."""
+    total = 0.0
+    for lo, hi in around:
         for s in (-1, 1):
             total += _inside(pos[:2] + s * FINGER * axis[:2], lo, hi, 0.024)
             if hi[2] > pos[2] + HAND[2]:
@@ -217,11 +228,12 @@ def box_grasp(view: View, name: str, depth: float = 0.02) -> Grasp:
     u = pose.mat[:, long] * [1, 1, 0]
     u /= np.linalg.norm(u)
     room = np.array([max(half[long] - 0.016, 0.0), np.clip(0.030 - half[narrow], 0.0, 0.012)])
+    around = _neighbours(view, name, z - TIP)
     best, cost = None, np.inf
     for i in (0.0, 0.5, -0.5, 1.0, -1.0):
         for j in (0.0, 1.0, -1.0):  # off the middle of the fingers: the first to touch pushes the object there
             p = np.array([centre[0], centre[1], z]) + i * room[0] * u + j * room[1] * f
-            c = _crowding(view, p, f, name) + 0.002 * (abs(i) + abs(j))
+            c = _crowding(around, p, f) + 0.002 * (abs(i) + abs(j))
             if c < cost:
                 best, cost = p, c
     return Grasp(best, f, 2 * half[narrow] - 0.015)
@@ -233,6 +245,7 @@ def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: fl
     `prefer` [2]: world direction from the centre in which to grasp if possible.
     """
     pose, shape = view.objects[name], SHAPES[category(name)]
+    around = _neighbours(view, name, pose.pos[2] + shape.top - depth - TIP)
     best, cost = None, np.inf
     for angle in np.arange(16) * (np.pi / 8):
         if shape.handle is not None and np.cos(angle - shape.handle) > 0.75:
@@ -240,7 +253,7 @@ def rim_grasp(view: View, name: str, prefer: np.ndarray | None = None, depth: fl
         local = np.array([np.cos(angle), np.sin(angle), 0.0])
         out = pose.mat @ local
         p = pose.pos + pose.mat @ (shape.radius * local + [*shape.centre_xy, shape.top]) - [0, 0, depth]
-        c = _crowding(view, p, out, name) + 0.004 * (1 - abs(out[1])) + 0.0004 * out[0] + 0.05 * abs(out[2])
+        c = _crowding(around, p, out) + 0.004 * (1 - abs(out[1])) + 0.0004 * out[0] + 0.05 * abs(out[2])
         if prefer is not None:
             c += 0.02 * (1 - float(out[:2] @ prefer))
         if c < cost:
@@ -258,7 +271,8 @@ def handle_grasp(view: View, name: str) -> Grasp:
     """A mug by its handle, the hand leaning back over it: the mug goes ahead of the hand into narrow places."""
     pose, shape = view.objects[name], SHAPES[category(name)]
     out = np.array([np.cos(shape.handle), np.sin(shape.handle), 0.0])
-    return Grasp(pose.pos + pose.mat @ (HANDLE[0] * out + [0, 0, HANDLE[1]]), pose.mat @ np.cross(out, [0, 0, 1.0]), 0.008,
+    pos = pose.pos + pose.mat @ (HANDLE[0] * out + [0, 0, HANDLE[1]])
+    return Grasp(pos, pose.mat @ np.cross(out, [0, 0, 1.0]), 0.008,
                  -LEAN * (pose.mat @ out))
 
 
@@ -309,7 +323,7 @@ def approach(view: View, name: str, grasp: Grasp, funnel: float = 0.1) -> np.nda
     if hd < 0.012 and -0.008 < d[2] < 0.014 and turn < 0.2:
         return move(view, grasp.pos, CLOSE, mat)
     off = min(1.0, max(0.0, hd - 0.008) / 0.03 + max(0.0, turn - 0.15) / 0.3)
-    target = grasp.pos + [0, 0, funnel * off]
+    target = grasp.pos + np.array([0, 0, funnel * off])
     if hd > 0.03:
         target[2] = max(target[2], clearance(view, grasp.pos, (name,)) + 0.05)
     low = target[2] - 0.05 - e[2]  # travel sideways only near travel height
@@ -348,7 +362,7 @@ def grip(view: View, name: str, grasp: Grasp, kind: str | None = None) -> tuple[
         return False, approach(view, name, grasp)
     mat = downward(view, level(view), grasp.lean)
     if view.gripper_width < grasp.least:  # closed beside it
-        return False, move(view, view.eef_pos + [0, 0, 0.1], OPEN, mat)
+        return False, move(view, view.eef_pos + 0.1 * UP, OPEN, mat)
     if float(np.abs(view.gripper_qvel).max()) > MOVING:
         return False, move(view, view.eef_pos, CLOSE, mat)
     return True, None

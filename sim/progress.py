@@ -92,7 +92,8 @@ def _table(view: View) -> float:
 
 def _travel(view: View, predicate: str, name: str) -> float:
     """Share of the joint's travel that is done."""
-    joints = {joint: q for joint, q in view.joints.items() if joint.startswith(name.split("_region")[0]) or name in joint}
+    stem = name.removesuffix("_region")
+    joints = {joint: q for joint, q in view.joints.items() if joint.startswith(stem) or name in joint}
     if not joints:
         owner = max((o for o in view.objects if name.startswith(o)), key=len, default=name)
         joints = {joint: q for joint, q in view.joints.items() if joint.startswith(owner)}

@@ -1,4 +1,4 @@
-"""The privileged view of one simulator state: what experts, progress and state-space world models read instead of pixels."""
+"""The privileged view of one simulator state: what experts, progress and state-space world models read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class View:
     objects: dict[str, Pose] = field(repr=False)  # movable objects and fixtures, by bddl name
     regions: dict[str, Region] = field(repr=False)  # sites, by bddl name ("basket_1_contain_region")
     joints: dict[str, float] = field(repr=False)  # fixture joints, by MuJoCo name ("flat_stove_1_button"), rad or m
-    goal: tuple[tuple[str, ...], ...]  # parsed conjuncts, lower-case predicate first: ("in", "butter_1", "basket_1_contain_region")
+    goal: tuple[tuple[str, ...], ...]  # conjuncts, predicate first: ("in", "butter_1", "basket_1_contain_region")
     satisfied: tuple[bool, ...]  # the simulator's own verdict, one per conjunct
 
     @property
