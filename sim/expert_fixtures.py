@@ -22,6 +22,19 @@ KNOB_ANGLE = -3.009  # rad, direction of the knob's long end in the stove's fram
 KNOB_HEIGHT = 0.050  # m, of that end over the stove's origin
 HINGE = np.array([-0.172, -0.088, 0.096])  # m, of the microwave's door, in the microwave's frame
 DOOR_TOP = 0.189  # m, over the microwave's origin
+DOOR_REACH = 0.17  # m from the hinge, where the door is pushed
+DRAWER_FACE, DRAWER_LOW = -0.109, 0.041  # m, y and z of the bottom drawer's handle in the cabinet's frame, closed
+
+
+def touch_point(view: View, fixture: str, q: float) -> np.ndarray:
+    """[3] where a hand works the joint of `fixture` at `q`: door, drawer handle, else the fixture's origin."""
+    pose = view.objects[fixture]
+    kind = fixture.rsplit("_", 1)[0]
+    if kind == "microwave":
+        return pose.pos + pose.mat @ (HINGE + DOOR_REACH * np.array([np.cos(q), np.sin(q), 0.0]))
+    if kind == "white_cabinet":
+        return pose.pos + pose.mat @ np.array([0.0, DRAWER_FACE + q, DRAWER_LOW])
+    return pose.pos
 
 
 def turn_knob(view: View, stove: str) -> np.ndarray:
@@ -47,13 +60,13 @@ def turn_knob(view: View, stove: str) -> np.ndarray:
     return move(view, _from_above(e, start, pose.pos[2] + KNOB_HEIGHT + 0.05), CLOSE, downward(view, pose.mat @ Y))
 
 
-def close_drawer(view: View, cabinet: str, joint: str, low: float = 0.041) -> np.ndarray:
-    """Pushes a drawer in at its handle, `low` m up, with closed fingers that lean forward under the handles above."""
+def close_drawer(view: View, cabinet: str, joint: str) -> np.ndarray:
+    """Pushes the bottom drawer in at its handle, with closed fingers that lean forward under the handles above."""
     e, pose = view.eef_pos, view.objects[cabinet]
     lean = pose.mat @ (LEAN * Y)
     mat = downward(view, pose.mat @ X, lean)
     r = pose.mat.T @ (e - pose.pos)
-    face = -0.109 + view.joints[joint]  # y of the handle's face in the cabinet's frame
+    face, low = DRAWER_FACE + view.joints[joint], DRAWER_LOW
     if r[1] < face - 0.004 and abs(r[0] - 0.02) < 0.035 and abs(r[2] - low) < 0.02:
         return move(view, pose.pos + pose.mat @ np.array([0.02, r[1] + 0.06, low]), CLOSE, mat)
     start = pose.pos + pose.mat @ np.array([0.02, face - 0.07, low])
@@ -74,8 +87,8 @@ def close_door(view: View, microwave: str, joint: str) -> np.ndarray:
     along, outside = r[0] * np.cos(q) + r[1] * np.sin(q), r[0] * np.sin(q) - r[1] * np.cos(q)
     mat = downward(view, pose.mat @ np.array([np.cos(q), np.sin(q), 0.0]))
     if outside > 0.005 and outside < 0.12 and 0.08 < along < 0.26 and r[2] < 0.1:
-        return move(view, point(0.35, 0.17, 0.01), CLOSE, mat)
-    return move(view, _from_above(e, point(0.0, 0.17, 0.075), pose.pos[2] + DOOR_TOP + 0.05), CLOSE, mat)
+        return move(view, point(0.35, DOOR_REACH, 0.01), CLOSE, mat)
+    return move(view, _from_above(e, point(0.0, DOOR_REACH, 0.075), pose.pos[2] + DOOR_TOP + 0.05), CLOSE, mat)
 
 
 def into_microwave(view: View, mug: str, microwave: str) -> np.ndarray:

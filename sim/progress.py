@@ -7,7 +7,8 @@ progress = mean over the goal's conjuncts of p, and 1 exactly when all conjuncts
     lift  = held, times the height of the object's lowest point over the table, up to 0.08 m
     carry = held, times 1 - tanh(horizontal distance to the target / 0.15 m)
   An object over its target (inside its outline, not below it) counts as held and lifted, so that letting go is no loss.
-* Open / Close / TurnOn / TurnOff (fixture): p = 0.2 reach + 0.7 travel of its joint towards the goal, at most 0.9
+* Open / Close / TurnOn / TurnOff (fixture): p = 0.2 reach + 0.7 travel of its joint towards the goal, at most 0.9;
+  reach is to where the joint is worked (knob, drawer handle, door)
 The hand is in one place: reach counts only for the unmet conjunct where the rest of p is largest.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.expert_fixtures import touch_point
 from sim.expert_skills import SHAPES, bounds, category
 from sim.view import View
 
@@ -51,8 +53,9 @@ def _conjunct(view: View, goal: tuple[str, ...]) -> tuple[float, float]:
     if predicate in ("on", "in"):
         return _placing(view, name, target[0])
     fixture = max((o for o in view.objects if name == o or name.startswith(o + "_")), key=len)
-    reach = 0.2 * (1.0 - np.tanh(np.linalg.norm(view.objects[fixture].pos - view.eef_pos) / REACH_M))
-    return float(reach), 0.7 * _travel(view, predicate, name)
+    q, travel = _travel(view, predicate, name)
+    reach = 1.0 - np.tanh(np.linalg.norm(touch_point(view, fixture, q) - view.eef_pos) / REACH_M)
+    return float(0.2 * reach), 0.7 * travel
 
 
 def _placing(view: View, name: str, target: str) -> tuple[float, float]:
@@ -90,15 +93,16 @@ def _table(view: View) -> float:
     return float(min(_box(view, name)[0][2] for name in view.objects if SHAPES.get(category(name)) is not None))
 
 
-def _travel(view: View, predicate: str, name: str) -> float:
-    """Share of the joint's travel that is done."""
+def _travel(view: View, predicate: str, name: str) -> tuple[float, float]:
+    """(position, share of the travel that is done) of a conjunct's joint."""
     stem = name.removesuffix("_region")
     joints = {joint: q for joint, q in view.joints.items() if joint.startswith(stem) or name in joint}
     if not joints:
         owner = max((o for o in view.objects if name.startswith(o)), key=len, default=name)
         joints = {joint: q for joint, q in view.joints.items() if joint.startswith(owner)}
     if not joints:
-        return 0.0
+        return 0.0, 0.0
     span = next((s for kind, s in TRAVEL.items() if kind in name), 1.0)
-    away = min(1.0, max(abs(q) for q in joints.values()) / span)
-    return 1.0 - away if predicate in ("close", "turnoff") else away
+    q = max(joints.values(), key=abs)
+    away = min(1.0, abs(q) / span)
+    return q, 1.0 - away if predicate in ("close", "turnoff") else away
