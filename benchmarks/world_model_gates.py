@@ -35,7 +35,7 @@ from vla_wmrl.world_model.latent import StateSpaceModel
 
 HELD_OUT = 150  # training initial states from here on are not fitted on
 LAST = 8  # control steps at the end of a segment over which the model's verdict is averaged
-BOOTSTRAP = 1000
+BOOTSTRAP = 300
 
 
 def load(folder: Path, kind: str) -> tuple[list[Segment], list[Segment]]:
@@ -102,6 +102,7 @@ def replays(args: argparse.Namespace) -> dict:
         "actions only (control)": actions_only(train, test, args.seed),
         "geometry": geometry(train, test, model.tasks, args.seed),
     }
+    print({name: round(stats.auc(score, test.lifted), 3) for name, score in scores.items()}, flush=True)
     y, init = test.lifted, 1000 * test.task + test.init
     rows = {}
     for name, score in scores.items():

@@ -99,6 +99,31 @@ class Corpus:
             weight=0.3 + np.minimum(busy / 8, 1.0),
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """All trajectories, as they are stepped: what a run needs to go on learning from the same data."""
+        names = ("robot", "bodies", "actions", "progress", "success", "held")
+        return {
+            "rest": [[task, name, height] for (task, name), height in sorted(self.rest.items())],
+            "meta": [[i.task_id, i.kind, len(i.weight)] for i in self.items],
+            "first": [i.first_state for i in self.items],
+            "weight": np.concatenate([i.weight for i in self.items]) if self.items else np.zeros(0),
+            **{n: torch.cat([getattr(i, n) for i in self.items]) if self.items else torch.zeros(0) for n in names},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rest = {(int(task), name): float(height) for task, name, height in state["rest"]}
+        self.items, row, step = [], 0, 0
+        for (task_id, kind, n), first in zip(state["meta"], state["first"], strict=True):
+            cut = {
+                k: state[k][row : row + n + 1].clone()
+                for k in ("robot", "bodies", "actions", "progress", "success", "held")
+            }
+            self.items.append(
+                Item(task_id, kind, first_state=first, weight=state["weight"][step : step + n].copy(), **cut)
+            )
+            row, step = row + n + 1, step + n
+        self._cache.clear()
+
     def sample(self, rng: np.random.Generator, batch: int, horizon: int) -> Windows:
         """`batch` windows; trajectories shorter than `horizon` are left out."""
         near = round(batch * self.share) if self._index("near", horizon) is not None else 0

@@ -175,15 +175,19 @@ class Decoder:
             raise UserError(f"the world model has no feature decoder for task {task_id}: observe looks of it and fit")
         return self.nets[task_id](self.visible(task_id, torch.from_numpy(states))).unflatten(1, self.shape)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
+    def state_dict(self, data: bool = False) -> dict[str, Any]:
+        state = {
             "shape": list(self.shape),
             "updates": self.updates_,
             "nets": {str(task): {k: v.clone() for k, v in net.state_dict().items()} for task, net in self.nets.items()},
         }
+        looks = {str(task): list(pairs) for task, pairs in self.looks.items()}
+        return {**state, "looks": looks} if data else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.shape, self.updates_ = tuple(state["shape"]), int(state["updates"])
+        if "looks" in state:
+            self.looks = {int(task): [tuple(pair) for pair in pairs] for task, pairs in state["looks"].items()}
         self.nets = {}
         for task, weights in state["nets"].items():
             components, outputs = weights["basis"].shape

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from vla_wmrl.world_model import features
 from vla_wmrl.world_model.base import CONTROL_S
-from vla_wmrl.world_model.features import ACTION_FEATURES, BODY_FEATURES, ROBOT_FEATURES
-from vla_wmrl.world_model.geometry import frame, turn
+from vla_wmrl.world_model.features import ACTION_FEATURES, BODY_FEATURES, ROBOT_FEATURES, Parts
+from vla_wmrl.world_model.geometry import turn
 from vla_wmrl.world_model.scene import Context
 
-FINGER_LIMIT = 0.042  # m
+LIMIT = 0.042  # m, of a finger joint
 BODY_OUTPUTS, ROBOT_OUTPUTS = (
     9,
     9,
@@ -76,58 +76,56 @@ class Dynamics(nn.Module):
 
         action, previous [B, 7]; noise [B, 1 + M, 3] standard normal, or None for the mean.
         """
-        robot, bodies = scene
-        axes = frame(robot[:, 3:9])
-        hand = torch.cat([features.robot_features(robot, axes), features.action_features(action, previous, axes)], -1)
-        seen = torch.cat([features.body_features(robot, bodies, context, axes), self.embed(context.kind)], dim=-1)
-        x = F.silu(self.first(torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)))
-        x = F.silu(self.second(x))
-        out = self.body_out(x)
-        pooled = (x * context.present[..., None]).amax(dim=1)
-        arm = self.arm(torch.cat([action, previous], dim=-1))
-        own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, pooled], dim=-1))))
-        scales = torch.cat([own[:, 8:9], out[..., 8]], dim=1)
-        shift = noise * (NOISE_SCALE * torch.exp(scales.clamp(-6, 3)))[..., None] if noise is not None else None
-
-        pushed = own[:, :6].unflatten(-1, (2, 3)) @ axes.transpose(-1, -2)  # from the hand's frame to the world's
-        move = (arm[:, :3] + pushed[:, 0]) * EEF_STEP + self.momentum * robot[:, 11:14] * CONTROL_S
-        if shift is not None:
-            move = move + shift[:, 0]
-        omega = (arm[:, 3:6] + pushed[:, 1]) * EEF_TURN
-        grip = own[:, 6:8] * FINGER_STEP + 0.5 * robot[:, 14:16] * CONTROL_S
-        fingers = (robot[:, 9:11] + grip).clamp(-FINGER_LIMIT, FINGER_LIMIT)
-        new_robot = torch.cat(
-            [
-                robot[:, :3] + move,
-                turn(robot[:, 3:9], omega),
-                fingers,
-                move / CONTROL_S,
-                (fingers - robot[:, 9:11]) / CONTROL_S,
-            ],
-            -1,
+        return self._step(
+            scene, context, self.embed(context.kind), action, previous, self.drive(action, previous), noise
         )
 
-        hold, free = torch.sigmoid(out[..., 0:1]), torch.sigmoid(out[..., 1:2])
-        own_motion = out[..., 2:8].unflatten(-1, (2, 3)) @ axes.transpose(-1, -2)[:, None]
-        push, spin = own_motion[..., 0, :] * BODY_STEP, own_motion[..., 1, :] * BODY_TURN
-        lever = bodies[..., :3] - robot[:, None, :3]
-        swing = torch.linalg.cross(omega[:, None].expand_as(lever), lever)
-        delta = hold * (move[:, None] + swing) + free * (push + bodies[..., 9:12].clamp(-3, 3) * CONTROL_S)
-        if shift is not None:
-            delta = delta + torch.maximum(hold, free) * shift[:, 1:]
-        rolled = hold * omega[:, None] + free * (spin + bodies[..., 12:15].clamp(-8, 8) * CONTROL_S)
-        delta, rolled = delta * context.present[..., None], rolled * context.present[..., None]
-        turned = turn(bodies[..., 3:9], rolled)
-        new_bodies = torch.cat([bodies[..., :3] + delta, turned, delta / CONTROL_S, rolled / CONTROL_S], dim=-1)
-        return Scene(new_robot, new_bodies), scales
+    def drive(self, action: Tensor, previous: Tensor) -> Tensor:
+        """[..., 6] what the free arm does for two actions [..., 7]: movement and rotation, in units of a step."""
+        return self.arm(torch.cat([action, previous], dim=-1))
+
+    def _step(self, scene: Scene, context: Context, tags: Tensor, action, previous, drive: Tensor, noise):
+        p = Parts(*scene)
+        back = p.frame.transpose(-1, -2)  # from the hand's frame to the world's
+        hand = torch.cat([features.robot_features(p), features.action_features(action, previous, p.frame)], dim=-1)
+        seen = torch.cat([features.body_features(p, context), tags], dim=-1)
+        x = F.silu(self.first(torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)))
+        x = F.silu(self.second(x))
+        present = context.present[..., None]
+        own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, (x * present).amax(dim=1)], dim=-1))))
+        moving, grip, hand_scale = own.split((6, 2, 1), dim=-1)
+        gates, motion, body_scale = self.body_out(x).split((2, 6, 1), dim=-1)
+        scales = torch.cat([hand_scale, body_scale[..., 0]], dim=1)
+
+        move, omega = (drive.unflatten(-1, (2, 3)) + moving.unflatten(-1, (2, 3)) @ back).unbind(1)
+        move = move * EEF_STEP + self.momentum * p.velocity * CONTROL_S
+        omega = omega * EEF_TURN
+        push, spin = (motion.unflatten(-1, (2, 3)) @ back[:, None]).unbind(2)
+        hold, free = torch.sigmoid(gates).split(1, dim=-1)
+        slide = push * BODY_STEP + p.body_velocity.clamp(-3, 3) * CONTROL_S
+        tumble = spin * BODY_TURN + p.spin.clamp(-8, 8) * CONTROL_S
+        if noise is not None:
+            shift = noise * (NOISE_SCALE * torch.exp(scales.clamp(-6, 3)))[..., None]
+            move = move + shift[:, 0]
+            slide = slide + shift[:, 1:]
+        fingers = (p.fingers + grip * FINGER_STEP + p.finger_velocity * (0.5 * CONTROL_S)).clamp(-LIMIT, LIMIT)
+        closing = (fingers - p.fingers) / CONTROL_S
+        robot = torch.cat([p.pos + move, turn(p.rot, omega), fingers, move / CONTROL_S, closing], dim=-1)
+
+        around = omega[:, None]
+        swing = torch.linalg.cross(around.expand_as(p.away), p.away)
+        delta = (hold * (move[:, None] + swing) + free * slide) * present
+        rolled = (hold * around + free * tumble) * present
+        turned = turn(torch.cat([p.x, p.y], dim=-1), rolled)
+        bodies = torch.cat([p.body_pos + delta, turned, delta / CONTROL_S, rolled / CONTROL_S], dim=-1)
+        return Scene(robot, bodies), scales
 
     def grade(self, scene: Scene, context: Context) -> Grades:
         """What holds in `scene`."""
-        axes = frame(scene.robot[:, 3:9])
-        hand = features.robot_features(scene.robot, axes)
-        seen = features.body_features(scene.robot, scene.bodies, context, axes)
-        seen = torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen, self.embed(context.kind)], dim=-1)
-        x = self.grade_body(seen)
+        p = Parts(*scene)
+        hand = features.robot_features(p)
+        seen = torch.cat([features.body_features(p, context), self.embed(context.kind)], dim=-1)
+        x = self.grade_body(torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1))
         there = x * context.present[..., None]
         pooled = torch.cat([there.sum(1), there.amax(1)], dim=-1)
         both = self.grade_all(torch.cat([pooled, hand, self.grade_task(context.task)], dim=-1))
@@ -141,9 +139,10 @@ class Dynamics(nn.Module):
 def roll(net: Dynamics, scene: Scene, context: Context, actions: Tensor, previous: Tensor) -> tuple[Scene, Tensor]:
     """The mean path under `actions` [B, T, 7]: Scene with leaves [B, T, ...], noise scales [B, T, 1 + M]."""
     robots, bodies, scales = [], [], []
+    before = torch.cat([previous[:, None], actions[:, :-1]], dim=1)
+    drive, tags = net.drive(actions, before), net.embed(context.kind)
     for t in range(actions.shape[1]):
-        scene, scale = net.step(scene, context, actions[:, t], previous)
-        previous = actions[:, t]
+        scene, scale = net._step(scene, context, tags, actions[:, t], before[:, t], drive[:, t], None)
         robots.append(scene.robot)
         bodies.append(scene.bodies)
         scales.append(scale)

@@ -1,73 +1,80 @@
-"""What the dynamics and the heads see of a scene: positions relative to the hand and to the goal, at several scales."""
+"""What the dynamics and the heads see of a scene: positions relative to the hand and to the goal, at several scales.
+
+Written for few operations: a control step runs hundreds of times in a row, and on a CPU each operation costs more than
+its arithmetic (a slice costs a whole zeroed tensor on the way back; a split does not).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from vla_wmrl.world_model.geometry import frame
 from vla_wmrl.world_model.scene import Context
 
-OPEN_WIDTH = 0.04  # m, the middle of the fingers' range
+ROBOT_PARTS, BODY_PARTS = (3, 6, 2, 3, 2), (3, 3, 3, 3, 3)
 ROBOT_FEATURES, BODY_FEATURES, ACTION_FEATURES = 20, 37, 20
+CENTRE, OPEN_WIDTH, WIDE = (-0.03, 0.05, 0.55), 0.04, 0.07  # m: the table's middle, half-open and nearly open fingers
+FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asymmetry
+ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
+ROBOT_SHIFT = torch.tensor([-c / 0.15 for c in CENTRE] + [0.0] * 6 + [-50.0 * OPEN_WIDTH] + [0.0] * 9)
+# saturating: body from hand (a finger's width, a grasp's margin), from goal, to its neighbour, height, speeds
+FINE = torch.tensor(
+    [1 / 0.025] * 3 + [1 / 0.008] * 3 + [1 / 0.05] * 3 + [1 / 0.06] * 3 + [1 / 0.01, 1 / 0.05, 1 / 0.05]
+)
+COARSE = torch.tensor([10.0] * 3 + [5.0] * 3 + [10.0] + [0.3] * 3)
 
 
-def robot_features(robot: Tensor, frame: Tensor) -> Tensor:
-    """[B, ROBOT_FEATURES] of robot [B, 16]; `frame` [B, 3, 3] is the hand's."""
-    left, right = robot[:, 9:10], robot[:, 10:11]
-    width = left - right
-    return torch.cat(
-        [
-            (robot[:, :3] - robot.new_tensor([-0.03, 0.05, 0.55])) / 0.15,
-            robot[:, 3:9],
-            (width - OPEN_WIDTH) / 0.02,
-            torch.tanh((width - 0.07) / 0.004),
-            (left + right) * 100,
-            robot[:, 14:16] * 10,
-            (robot[:, None, 11:14] @ frame)[:, 0] * 4,
-            robot[:, 11:14] * 4,
-        ],
-        dim=-1,
-    )
+class Parts:
+    """A scene, cut up once."""
+
+    def __init__(self, robot: Tensor, bodies: Tensor):
+        self.pos, self.rot, self.fingers, self.velocity, self.finger_velocity = robot.split(ROBOT_PARTS, dim=-1)
+        self.frame = frame(self.rot)  # [B, 3, 3] the hand's axes
+        self.body_pos, self.x, self.y, self.body_velocity, self.spin = bodies.split(BODY_PARTS, dim=-1)
+        self.away = self.body_pos - self.pos[:, None]
 
 
-def body_features(robot: Tensor, bodies: Tensor, context: Context, frame: Tensor) -> Tensor:
-    """[B, M, BODY_FEATURES]: at the scales of the table (0.1 m), a finger (0.025 m) and a grasp's margin (0.008 m)."""
-    pos = bodies[..., :3]
-    away = pos - robot[:, None, :3]
-    everything = torch.cat([pos, context.others], dim=1)
+def robot_features(p: Parts) -> Tensor:
+    """[B, ROBOT_FEATURES]."""
+    width = p.fingers @ FINGERS
+    turned = (p.velocity[:, None] @ p.frame)[:, 0]
+    plain = torch.cat([p.pos, p.rot, width, p.finger_velocity, turned, p.velocity], dim=-1) * ROBOT_SCALE + ROBOT_SHIFT
+    return torch.cat([plain, torch.tanh((width[:, :1] - WIDE) / 0.004)], dim=-1)
+
+
+def body_features(p: Parts, context: Context) -> Tensor:
+    """[B, M, BODY_FEATURES]."""
+    here = p.body_pos.detach()
+    everything = torch.cat([here, context.others], dim=1)
     target = everything.gather(1, context.target[..., None].expand(-1, -1, 3))
-    gaps = everything[:, None] - pos[:, :, None]  # [B, M, M + D, 3]
-    near = (gaps.detach().square().sum(-1) + context.blocked).argmin(-1)
-    gap = gaps.gather(2, near[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
-    height = pos[..., 2:] - context.rest[..., None]
-    goal = pos - target
-    x, y = bodies[..., 3:6], bodies[..., 6:9]
+    gaps = everything[:, None] - here[:, :, None]  # [B, M, M + D, 3]
+    near = (gaps.square().sum(-1) + context.blocked).argmin(-1)
+    neighbour = everything.gather(1, near[..., None].expand(-1, -1, 3))
     # one product turns every vector into the hand's frame
-    turned = torch.cat([away, x, y, bodies[..., 9:15]], dim=-1).unflatten(-1, (5, 3)) @ frame[:, None]
-    near_hand = turned[..., 0, :]
-    up = torch.stack(
-        [x[..., 2], y[..., 2], x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]], dim=-1
-    )  # in the body's frame
+    vectors = torch.stack([p.away, p.x, p.y, p.body_velocity, p.spin], dim=2) @ p.frame[:, None]
+    by_hand, x, y, velocity, spin = vectors.unbind(2)
+    goal = p.body_pos - target
+    height = p.body_pos[..., 2:] - context.rest[..., None]
+    x0, x1, x2 = p.x.split(1, dim=-1)
+    y0, y1, y2 = p.y.split(1, dim=-1)
+    fine = [by_hand, by_hand, goal, neighbour - p.body_pos, height, p.body_velocity[..., 2:], p.away[..., 2:]]
+    coarse = [by_hand, goal, height, spin]
+    up = [x2, y2, x0 * y1 - x1 * y0]  # the world's, in the body's frame
     return torch.cat(
         [
-            (near_hand / 0.1).clamp(-3, 3),
-            torch.tanh(
-                torch.cat([near_hand / 0.025, near_hand / 0.008, goal / 0.05, gap / 0.06, height / 0.01], dim=-1)
-            ),
-            (goal / 0.2).clamp(-3, 3),
-            (height / 0.1).clamp(-3, 3),
-            turned[..., 1:3, :].flatten(-2),
-            up,
-            turned[..., 3, :] * 4,
-            turned[..., 4, :].clamp(-10, 10) * 0.3,
-            torch.tanh(bodies[..., 11:12] / 0.05),
-            torch.tanh(away[..., 2:] / 0.05),
+            torch.tanh(torch.cat(fine, dim=-1) * FINE),
+            (torch.cat(coarse, dim=-1) * COARSE).clamp(-3, 3),
+            x,
+            y,
+            *up,
+            velocity * 4,
         ],
         dim=-1,
     )
 
 
-def action_features(action: Tensor, previous: Tensor, frame: Tensor) -> Tensor:
-    """[B, ACTION_FEATURES] of two actions [B, 7]."""
-    turned = action[:, :6].unflatten(-1, (2, 3)) @ frame
+def action_features(action: Tensor, previous: Tensor, axes: Tensor) -> Tensor:
+    """[B, ACTION_FEATURES] of two actions [B, 7] and the hand's axes [B, 3, 3]."""
+    turned = action[:, :6].unflatten(-1, (2, 3)) @ axes
     return torch.cat([action, previous, turned.flatten(1)], dim=-1)

@@ -16,7 +16,7 @@ def matrix(rot6: Tensor) -> Tensor:
 
 def frame(rot6: Tensor) -> Tensor:
     """`matrix` for a rot6 that is orthonormal already."""
-    x, y = rot6[..., :3], rot6[..., 3:]
+    x, y = rot6.split(3, dim=-1)
     return torch.stack([x, y, torch.linalg.cross(x, y)], dim=-1)
 
 
@@ -31,11 +31,10 @@ def turn(rot6: Tensor, omega: Tensor) -> Tensor:
     First order in omega and then orthonormalised: off by up to omega^2 / 2, half a degree for a large step (0.13 rad).
     """
     both = rot6.unflatten(-1, (2, 3))
-    both = both + torch.linalg.cross(omega[..., None, :].expand_as(both), both)
-    x = torch.nn.functional.normalize(both[..., 0, :], dim=-1)
-    y = both[..., 1, :]
-    y = torch.nn.functional.normalize(y - (x * y).sum(-1, keepdim=True) * x, dim=-1)
-    return torch.cat([x, y], dim=-1)
+    x, y = (both + torch.linalg.cross(omega[..., None, :].expand_as(both), both)).unbind(-2)
+    x = x * torch.rsqrt((x * x).sum(-1, keepdim=True))
+    y = y - (x * y).sum(-1, keepdim=True) * x
+    return torch.cat([x, y * torch.rsqrt((y * y).sum(-1, keepdim=True))], dim=-1)
 
 
 def quaternion(mat: Tensor) -> Tensor:

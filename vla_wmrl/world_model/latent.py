@@ -203,16 +203,17 @@ class StateSpaceModel:
         return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold)
 
     # ---- state
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and what was fitted besides; not the trajectories and looks (observe them again)."""
-        return {
+    def state_dict(self, data: bool = False) -> dict[str, Any]:
+        """Weights and what was fitted besides; with `data` also the trajectories and looks, so that a fit can go on."""
+        state = {
             "tasks": [asdict(self.tasks[t]) for t in sorted(self.tasks)],
             "width": self.width,
             "net": {k: v.clone() for k, v in self.net.state_dict().items()},
             "rest": [[task, name, height] for (task, name), height in sorted(self.rest_.items())],
             "updates": self.updates_,
-            "decoder": self.decoder.state_dict(),
+            "decoder": self.decoder.state_dict(data),
         }
+        return {**state, "corpus": self.corpus.state_dict()} if data else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError when `state` was fitted for tasks with other layouts."""
@@ -229,10 +230,12 @@ class StateSpaceModel:
         self.corpus.rest = dict(self.rest_)
         self.updates_ = int(state["updates"])
         self.decoder.load_state_dict(state["decoder"])
+        if "corpus" in state:
+            self.corpus.load_state_dict(state["corpus"])
 
-    def save(self, folder: str | Path) -> None:
-        """Writes safetensors and JSON under `folder`."""
-        checkpoint.save(folder, self.updates_, self.state_dict(), keep=1)
+    def save(self, folder: str | Path, data: bool = False) -> None:
+        """Writes safetensors and JSON under `folder`; with `data` also what it learned from."""
+        checkpoint.save(folder, self.updates_, self.state_dict(data), keep=1)
 
     @classmethod
     def from_pretrained(
