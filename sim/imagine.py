@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sim.libero import EnvSpec, LiberoEnv
 from sim.rollout import Trace
@@ -14,6 +16,9 @@ from vla_wmrl.policies.base import Policy
 from vla_wmrl.types import Rollout, Start
 from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.latent import StateSpaceModel
+
+
+PAID = "data.json"  # beside a fitted world model: {"real_steps": control steps that its training data cost, "what": ...}
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class WorldModelRuntime:
         )
         self.traces: list[dict] = []
         self.looks: list[dict] = []
+        paid = Path(section.path, PAID) if section.path else None
+        self.real_steps = json.loads(paid.read_text())["real_steps"] if paid and paid.exists() else 0
 
     def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]:
         """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""

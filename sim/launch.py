@@ -176,6 +176,7 @@ class Run:
         if done == 0 and cfg.groups.kind == "branch":
             self.collect_starts()
         if done == 0 and self.world is not None:
+            self.loop.ledger.add_real("world_model", self.world.real_steps)  # paid before this run, counted all the same
             with self.loop.ledger.phase("world_model"):
                 self.world.fit()
         self.tracker = Tracker(self.folder, done, self.sinks(done))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -38,7 +40,8 @@ def load(
 ) -> tuple[SmolVLAPolicy, PolicyProcessorPipeline, PolicyProcessorPipeline]:
     """The policy and its pre- and postprocessor from a checkpoint folder, without a hub, from any working directory."""
     config = load_config(path, device)
-    policy = SmolVLAPolicy.from_pretrained(path, config=config)
+    with contextlib.redirect_stdout(io.StringIO()):  # lerobot prints what it does, in every worker
+        policy = SmolVLAPolicy.from_pretrained(path, config=config)
     overrides = {
         "tokenizer_processor": {"tokenizer_name": config.vlm_model_name},
         "device_processor": {"device": config.device},
