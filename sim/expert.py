@@ -68,7 +68,7 @@ class Expert:
             return into_microwave(view, goal[1], "microwave_1")
         if target == "white_cabinet_1_bottom_region":
             region = view.regions[target]
-            place = Place(region.pos + np.array([0.03, -0.017, -0.022]), tol=0.015,
+            place = Place(region.pos + np.array([0.026, -0.017, 0.015]), tol=0.02,
                           over=region.pos[2] + 0.035, release=0.02, finger_axis=np.array([1.0, 0.0, 0.0]))  # fmt: skip
             return pick_place(view, goal[1], place, prefer=np.array([-1.0, 0.0]))
         if target == "basket_1_contain_region":
