@@ -102,6 +102,7 @@ class GrpoConfig:
     dual_clip: float | None = 3.0  # bound of the loss for negative advantages; null: none
     kl_beta: float = 0.0  # weight of the KL to the first policy
     grad_clip: float = 1.0  # norm of the gradient
+    target_kl: float | None = 0.05  # nats a look that one step may move the policy; a longer step is halved; null: no limit
     advantage_scale: Literal["none", "shared", "std"] = (
         "none"  # centre only, one std for all groups, or each group's own
     )
@@ -117,6 +118,7 @@ class GrpoConfig:
         require(0 < self.eps_low < 1 and self.eps_high > 0, "grpo.eps_low must lie in (0, 1) and eps_high above 0")
         require(self.dual_clip is None or self.dual_clip > 1, f"grpo.dual_clip={self.dual_clip} must exceed 1")
         require(self.grad_clip > 0, f"grpo.grad_clip={self.grad_clip} must be positive")
+        require(self.target_kl is None or self.target_kl > 0, f"grpo.target_kl={self.target_kl} must be positive, or null")
         require(self.kl_beta >= 0 and self.weight_decay >= 0, "grpo.kl_beta and weight_decay must not be negative")
 
 
