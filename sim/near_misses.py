@@ -8,7 +8,7 @@ what happens is the physics' answer alone. No plan is needed: the offset is spre
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ GRASP, RELEASE = "grasp", "release"
 LEADS = {GRASP: (5, 26), RELEASE: (5, 16)}  # control steps before the event, a half-open range
 METRES_PER_ACTION = 0.0125  # what a control step moves the hand per unit of action, once it moves (measured)
 REACHES = (0.008, 0.02, 0.045)  # m, sideways offsets at most: flat boxes are missed by the first, cans by the last
+ROOM_M = 0.085  # between the centres of a shifted object and the next one
 STREAM = 23  # of the noise key
 ARRAYS = ("states", "actions", "progress", "success", "previous")  # of a Trace
 
@@ -44,7 +45,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot that a replay can start from, and what was done from there."""
+    """A snapshot that a replay can start from, and what was done from there.
+
+    `moved` [2] is how far the grasped object was shifted (m): what would succeed is then not what was done, so that a
+    grader that sees actions and no object cannot take small perturbations for successes.
+    """
 
     snapshot: Snapshot
     previous: np.ndarray  # [7] the action before it
@@ -52,6 +57,7 @@ class Moment:
     kind: str
     event: int  # index into `actions` at which the gripper starts to close or open
     step: int  # control step of the snapshot in its episode
+    moved: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class NearMissJob:
     moments_per_event: int = 1
     per_moment: int = 8
     moments: int = 8  # of one episode at most: an expert that fumbles closes its gripper again and again
+    displace_m: float = 0.025  # how far the object to be grasped is shifted at most, one draw a moment
     split: str = "train"
     affinity: tuple = field(init=False, repr=False, default=())
 
@@ -89,9 +96,13 @@ def near_misses(env: LiberoEnv, job: NearMissJob, init_id: int) -> list[Segment]
     found = moments(snapshots, actions, rng, job.moments_per_event)
     if len(found) > job.moments:
         found = [found[i] for i in sorted(rng.choice(len(found), job.moments, replace=False))]
-    return [
-        s for m in found for s in replays(env, m, (init_id, 0), job.per_moment, generator((*key, 2, m.step), STREAM))
-    ]
+    segments = []
+    for m in found:
+        draws = generator((*key, 2, m.step), STREAM)
+        if m.kind == GRASP and job.displace_m > 0:
+            m = displaced(env, m, job.displace_m * np.sqrt(draws.random()), 2 * np.pi * draws.random())
+        segments += replays(env, m, (init_id, 0), job.per_moment, draws)
+    return segments
 
 
 def expert_episode(env: LiberoEnv, noise: float, key: tuple[int, ...]) -> tuple[list[Snapshot], np.ndarray]:
@@ -130,6 +141,24 @@ def moments(snapshots: list[Snapshot], actions: np.ndarray, rng: np.random.Gener
     return found
 
 
+def displaced(env: LiberoEnv, moment: Moment, radius: float, angle: float) -> Moment:
+    """`moment` with the object nearest to where the hand closes shifted on its support, if there is room for it."""
+    env.restore(moment.snapshot)
+    for action in moment.actions[: moment.event]:
+        env.step(action)
+    hand = env.privileged().eef_pos
+    env.restore(moment.snapshot)
+    objects, movable = env.privileged().objects, env.indices["movable"]
+    name = min(movable, key=lambda n: float(np.linalg.norm(objects[n].pos - hand)))
+    shift = radius * np.array([np.cos(angle), np.sin(angle)])
+    place = objects[name].pos[:2] + shift
+    if min(np.linalg.norm(pose.pos[:2] - place) for n, pose in objects.items() if n != name) < ROOM_M:
+        return moment
+    qpos, _ = movable[name]
+    env.data.qpos[qpos : qpos + 2] += shift
+    return replace(moment, snapshot=replace(env.snapshot(), observation={}), moved=shift)
+
+
 def perturb(moment: Moment, rng: np.random.Generator) -> np.ndarray:
     """[STEPS, 7] float32: the moment's actions with an offset, another timing and noise, by the draws of `rng`."""
     actions, lead = moment.actions.astype(np.float64).copy(), moment.event
@@ -137,6 +166,8 @@ def perturb(moment: Moment, rng: np.random.Generator) -> np.ndarray:
     reach = 0.10 if moment.kind == RELEASE else REACHES[int(rng.integers(len(REACHES)))]
     radius, angle = reach * rng.random(), 2 * np.pi * rng.random()
     offset[:2] = radius * np.cos(angle), radius * np.sin(angle)
+    if rng.random() < 0.7:  # aimed at where the object is; the rest at where it was
+        offset[:2] += moment.moved
     if rng.random() < 0.4:  # too high closes above the object, too low lands the fingers on it or on the table
         offset[2] = rng.uniform(-0.010, 0.035 if reach > REACHES[0] else 0.015)
     actions[:lead, :3] += offset / (METRES_PER_ACTION * lead)

@@ -151,7 +151,7 @@ class Decoder:
     def action_gap(self, policy: Any, task_id: int, states: Tensor, decoded: Tensor, true: Tensor, rng) -> Tensor:
         """Mean absolute difference of the executed normalised actions, sampled with the same noise from both."""
         ours, real = self._chunks(policy, task_id, states, (decoded, true), rng)
-        return (ours - real.detach()).abs()[:, : policy.n_action_steps].mean()
+        return (ours - real).abs()[:, : policy.n_action_steps].mean()
 
     def _chunks(
         self, policy: Any, task_id: int, states: Tensor, features: Sequence[Tensor], rng: np.random.Generator
@@ -165,7 +165,8 @@ class Decoder:
         chunks = []
         for seen in features:
             inputs = policy.inputs_from_features(seen.unflatten(1, self.shape), state, language)
-            chunks.append(policy.integrate(inputs, noise, None, None)[:, -1, :, : policy.action_dim])
+            with torch.set_grad_enabled(seen.requires_grad):
+                chunks.append(policy.integrate(inputs, noise, None, None)[:, -1, :, : policy.action_dim])
         return chunks
 
     @torch.no_grad()
