@@ -275,6 +275,11 @@ def test_guard_catches_success_imagined_on_hopeless_starts():
     groups = np.concatenate([groups, 100 + np.repeat(np.arange(40), G)])
     assert "real failures" in Guard().useless(f, r, groups)
     assert "real failures" in Guard(threshold=2.0).useless(f, r, groups)
+    fusion = Fusion(guard=Guard(), guard_window=100)
+    fusion.observe(f.reshape(-1, G), r.reshape(-1, G))
+    assert fusion.reason_ == Guard().useless(f, r, groups)
+    missing = np.append(f, np.nan), np.append(r, 1.0), np.append(groups, 999)
+    assert "real failures" in Guard().useless(*missing)
     assert Guard(threshold=4.5).useless(f, r, groups) == ""
     assert Guard(max_false_positives=0.95).useless(f, r, groups) == ""
 

@@ -13,8 +13,8 @@ def test_wilson_matches_published_values(successes, n, low, high):
 
 
 def test_wilson_width_follows_z():
-    low, high = stats.wilson(23, 25, z=1.0)
-    assert low > 0.75 and high < 0.978
+    centre, half = (0.92 + 0.5 / 25) / (1 + 1 / 25), np.sqrt(0.92 * 0.08 / 25 + 0.25 / 25**2) / (1 + 1 / 25)
+    assert stats.wilson(23, 25, z=1.0) == pytest.approx((centre - half, centre + half))
 
 
 def test_mcnemar_is_exact_and_uses_discordant_pairs_only():
@@ -40,6 +40,11 @@ def test_paired_difference_between_tasks_is_not_hidden_by_many_episodes():
     within = stats.paired_difference(a, b, task, resample="episodes")
     assert clustered.high - clustered.low > 1.0  # six tasks that disagree say little about a seventh
     assert within.high == within.low == 0.0  # but about these six it is known exactly
+
+
+def test_paired_difference_of_unequal_tasks_is_a_mean_of_episodes():
+    d = stats.paired_difference(np.zeros(121), np.ones(121), np.repeat([0, 1, 2], [1, 20, 100]))
+    assert (d.low, d.value, d.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_paired_difference_within_tasks_agrees_with_the_normal_interval():
