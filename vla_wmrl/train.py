@@ -140,7 +140,10 @@ class Loop:
         metrics = {"anchors/groups": float(anchor.sum())}
         if anchor.any():
             executed = [r for g in groups if g.anchor for r in g.rollouts]
+            begun = np.array([g.start.progress for g in groups])[anchor]  # starts differ from update to update
+            gain = float(np.nanmean(r_env[anchor] - begun[:, None]))
             metrics |= {"reward/env_mean": float(np.nanmean(r_env[anchor])), "success/env": _rate(executed)}
+            metrics |= {"reward/env_gain": gain}
         if self.imagine is not None:
             imagined = [r for g in groups for r in (g.twins if g.anchor else g.rollouts)]
             metrics |= {"reward/wm_mean": float(np.nanmean(r_wm)), "success/wm": _rate(imagined)}
