@@ -81,7 +81,8 @@ class Loop:
 
         # After the update, so that a pair never calibrates itself (design: out of fold).
         if self.imagine is not None and anchor.any():
-            self.fusion.observe(f[anchor], r_env[anchor])
+            if self.debias is None or self.debias.ready:  # raw scores have another scale, and would linger in the residual
+                self.fusion.observe(f[anchor], r_env[anchor])
             if self.debias is not None:
                 ids = np.repeat([g.group_id for g in groups if g.anchor], size)
                 pairs = np.column_stack([r_wm[anchor].ravel(), r_env[anchor].ravel()])
