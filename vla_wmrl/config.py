@@ -199,6 +199,7 @@ class WorldModelConfig:
 class GroupsConfig:
     kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
     looks: int = 8  # looks a branch rollout makes
+    reward: Literal["progress", "stage"] = "stage"  # of a branch: progress at its end, or the stage it reached (in tenths)
     start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
 
     def validate(self) -> None:
