@@ -1,11 +1,12 @@
-"""The scripted experts on LIBERO's official initial states: one JSON line an episode, resumable, then summary.json.
+"""The scripted experts on LIBERO's initial states: one JSON line an episode, resumable, then summary.json.
 
     python benchmarks/expert.py --output_dir results/expert --workers 2
-    python benchmarks/expert.py --output_dir results/expert --noise 0.3 --workers 2  # adds *_noise_0.3 files
+    python benchmarks/expert.py --output_dir results/expert --split train --noise 0.3 --stepping fast --episodes 10
 
 With `--noise s`, a normal variate of standard deviation s, keyed by (task, init), is added to the three position
-actions of every step, as when demonstrations are recorded. Fixture placement is drawn by (task, init, 0), as in
-evaluation.
+actions of every step, as when demonstrations are recorded. `--split train` takes states sampled from the task's own
+placement regions in place of the official ones. Either writes its own files. Fixture placement is drawn by
+(task, init, 0), as in evaluation.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ TASK_JOBS = 10  # jobs of a process, one task's: a simulator does not give all o
 built: dict = {}  # this process's simulator; one, since a task needs 0.3 GB
 
 
-def episodes(job: tuple[int, tuple[int, ...], str, float]) -> list[dict]:
-    """Runs the episodes (task, inits, stepping, noise) of one job in this process; one row each."""
+def episodes(job: tuple[int, tuple[int, ...], str, float, str]) -> list[dict]:
+    """Runs the episodes (task, inits, stepping, noise, split) of one job in this process; one row each."""
     from sim.expert import Expert
     from sim.libero import EnvSpec, LiberoEnv
     from sim.rollout import begin
     from vla_wmrl.types import Start
 
-    task_id, inits, stepping, noise = job
+    task_id, inits, stepping, noise, split = job
     spec = EnvSpec(task_id=task_id, image_size=0, stepping=stepping)
     if spec not in built:
         built.clear()
@@ -41,7 +42,7 @@ def episodes(job: tuple[int, tuple[int, ...], str, float]) -> list[dict]:
     env = built[spec]
     expert, rows = Expert(env.spec.suite, task_id), []
     for init_id in inits:
-        begin(env, Start(task_id, init_id, split="official"))
+        begin(env, Start(task_id, init_id, split=split))
         rng = np.random.default_rng([task_id, init_id, STREAM])
         started, success = time.perf_counter(), False
         while env.steps < env.max_steps and not success:
@@ -82,14 +83,15 @@ def table(summary: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="0,1,2,3,4,5,6,7,8,9", help="task ids, comma separated")
-    parser.add_argument("--episodes", type=int, default=50, help="of every task: the first official initial states")
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation added to the position actions")
+    parser.add_argument("--episodes", type=int, default=50, help="of every task: its first initial states")
+    parser.add_argument("--split", default="official", choices=("official", "train"))
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation added to positions")
     parser.add_argument("--stepping", default="exact", choices=("robosuite", "exact", "near", "fast"))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output_dir", type=Path, default=Path("results/expert"))
     args = parser.parse_args()
 
-    suffix = f"_noise_{args.noise:g}" if args.noise else ""
+    suffix = ("" if args.split == "official" else "_train") + (f"_noise_{args.noise:g}" if args.noise else "")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     log = args.output_dir / f"episodes{suffix}.jsonl"
     packed = log.with_suffix(".jsonl.gz")
@@ -102,7 +104,7 @@ def main() -> None:
     for task_id in (int(t) for t in args.tasks.split(",")):
         todo = [i for i in range(args.episodes) if (task_id, i) not in done]
         chunks = [tuple(todo[i : i + JOB_EPISODES]) for i in range(0, len(todo), JOB_EPISODES)]
-        jobs += [(task_id, chunk, args.stepping, args.noise) for chunk in chunks]
+        jobs += [(task_id, chunk, args.stepping, args.noise, args.split) for chunk in chunks]
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(args.workers, maxtasksperchild=TASK_JOBS) as pool, log.open("a") as out:
         for new in pool.imap_unordered(episodes, jobs):
