@@ -116,7 +116,7 @@ def main() -> None:
     rows.sort(key=lambda r: (r["task_id"], r["init_id"]))
     with gzip.GzipFile(packed, "wb", mtime=0) as out:
         out.write("".join(json.dumps(r) + "\n" for r in rows).encode())
-    log.unlink()
+    log.unlink(missing_ok=True)
     summary = summarise(rows)
     (args.output_dir / f"summary{suffix}.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(table(summary))
