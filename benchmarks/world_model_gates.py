@@ -154,8 +154,10 @@ def replays(args: argparse.Namespace) -> dict:
         "gate": "a: replays that cannot react",
         "n": len(y), "snapshots": len(np.unique(test.group)), "inits": len(np.unique(init)), "tasks": tasks,
         "lifted": float(y.mean()),
-        "by_task": {int(t): {"n": int((test.task == t).sum()), "lifted": float(y[test.task == t].mean())} for t in tasks},
-         "n_fitted": len(train.lifted), "updates": model.updates_,
+        "by_task": {
+            int(t): {"n": int((test.task == t).sum()), "lifted": float(y[test.task == t].mean())} for t in tasks
+        },
+        "n_fitted": len(train.lifted), "updates": model.updates_,
         "graders": rows, "world_model_minus": gaps, "passed": passed,
         "end_error_cm_median_p90": {
             "hand": quantiles(verdict["off"][:, 0]), "object": quantiles(verdict["off"][:, 1]),
@@ -170,12 +172,15 @@ def closed_loop(args: argparse.Namespace) -> dict:
     """`cells`: npz with policy [c], init [c], real [c, m], imagined [c, m] (see benchmarks/world_model_cells.py)."""
     data = np.load(args.cells)
     real, imagined, init, policy = data["real"].mean(1), data["imagined"].mean(1), data["init"], data["policy"]
+    gain, imagined_gain = data["real_gain"].mean(1), data["imagined_gain"].mean(1)
     rank = interval(lambda i: stats.spearman(real[i], imagined[i]), init)
     of = {str(p): policy == p for p in np.unique(policy)}
     return {
         "gate": "b: closed loop",
         "cells": len(real), "rollouts_a_cell": int(data["real"].shape[1]), "inits": len(np.unique(init)),
         "rank_correlation": rank,
+        "cells_with_a_success": int((real > 0).sum()),  # at the floor of success, progress tells more
+        "rank_correlation_of_progress_gain": interval(lambda i: stats.spearman(gain[i], imagined_gain[i]), init),
         "rank_correlation_within_policy": {p: stats.spearman(real[i], imagined[i]) for p, i in of.items()},
         "policies": {p: {"real": float(real[i].mean()), "imagined": float(imagined[i].mean())} for p, i in of.items()},
         "passed": {"rank correlation >= 0.6": rank["value"] >= 0.6, ">= 8 rollouts a cell": data["real"].shape[1] >= 8},

@@ -73,3 +73,11 @@ def test_predicted_rotations_stay_orthonormal(make_model, tasks):
         torch.testing.assert_close(x.norm(dim=-1), torch.ones_like(x[..., 0]))
         torch.testing.assert_close((x * y).sum(-1), torch.zeros_like(x[..., 0]), atol=1e-5, rtol=0)
     assert log_p.shape == (1, 20) and (log_p <= 0).all() and grades.held.shape == (1, 20, 2)
+
+
+def test_fitting_the_heads_leaves_the_dynamics_alone(make_model):
+    model = make_model()
+    before = {name: value.clone() for name, value in model.net.state_dict().items()}
+    model.fit_grades(3)
+    changed = {name for name, value in model.net.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all(name.startswith("grade_") for name in changed)

@@ -113,6 +113,26 @@ class StateSpaceModel:
                 log(i, stage[1], {k: float(np.mean([r[k] for r in recent])) for k in recent[-1]})
         return {k: float(np.mean([r[k] for r in recent])) for k in recent[-1]} if recent else {}
 
+    def fit_grades(self, updates: int, batch: int = 256, horizon: int = 4) -> float:
+        """`updates` gradient steps of the heads alone, on real states: cheap, for labels that came after the dynamics.
+
+        Returns the last loss.
+        """
+        heads = [p for name, p in self.net.named_parameters() if name.startswith("grade_")]
+        optimiser = torch.optim.AdamW(heads, self.config.learning_rate, weight_decay=self.config.weight_decay)
+        rng, loss = generator((self.seed, self.updates_, updates), STREAM), torch.zeros(())
+        for i in range(updates):
+            for group in optimiser.param_groups:
+                group["lr"] = self.config.learning_rate * max(0.03, 1 - i / updates)
+            w = self.corpus.sample(rng, batch, horizon)
+            real = Scene(w.robot[:, -1], w.bodies[:, -1])
+            loss = self._grades_loss(real, w.context, w.held[:, -1], w.success[:, -1], w.progress[:, -1], w.eventual)
+            for p, g in zip(heads, torch.autograd.grad(loss, heads, allow_unused=True), strict=True):
+                p.grad = g
+            optimiser.step()
+        self.updates_ += updates
+        return float(loss.detach())
+
     def losses(self, w: Windows, rng: np.random.Generator) -> dict[str, Tensor]:
         """Weighted terms of the loss on windows: path, noise scale, grades of the real and of the imagined states."""
         c = self.config
