@@ -18,7 +18,9 @@ import numpy as np
 import torch
 
 from sim.compose import make_pool
-from sim.launch import BRANCH_REWARDS, Run
+from sim.imagine import task_specs
+from sim.launch import Run
+from sim.rewards import branch_reward
 from vla_wmrl import arguments, grpo
 from vla_wmrl.config import TrainConfig
 from vla_wmrl.learner import Learner, flatten
@@ -80,13 +82,14 @@ def main() -> None:
     parser.add_argument("--output", default="results/gradient_signal/summary.json")
     args, rest = parser.parse_known_args()
     cfg = arguments.load(TrainConfig, rest)
-    forms = {name: advantages_at_end(reward) for name, reward in BRANCH_REWARDS.items()}
-    forms |= {"success": advantages_at_end(lambda r: float(r.success)), "progress_to_go": advantages_to_go}
     with make_pool(cfg.workers) as pool:
         run = Run(cfg, pool)
+        conjuncts = {task: len(spec.goal) for task, spec in task_specs(pool, run.specs).items()}
         run.collect_starts()
         starts = run.starts.draw(0, args.groups)
         groups = run.executor(starts, cfg.grpo.group_size, (cfg.seed, 0)).result()
+    forms = {name: advantages_at_end(branch_reward(name, conjuncts)) for name in ("progress", "stage", "milestone")}
+    forms |= {"success": advantages_at_end(lambda r: float(r.success)), "progress_to_go": advantages_to_go}
     learner = run.loop.learner
     found = {}
     for name, form in forms.items():

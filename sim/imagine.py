@@ -66,7 +66,8 @@ class WorldModelRuntime:
         """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
         every = [s for s in starts for _ in range(group_size)]
         members = list(range(group_size)) * len(starts)
-        rollouts = self.model.imagine(self.policy, every, members, seed, self.cfg.groups.looks)
+        rollouts = self.model.imagine(self.policy, every, members, seed, self.cfg.groups.looks,
+                                      explore_looks=self.cfg.groups.explore_looks)
         return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
 
     def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from sim.evaluate import EvalPlan, evaluate, show, summary
 from sim.execute import GroupExecutor, collect
 from sim.imagine import WorldModelRuntime, task_specs
 from sim.protocol import describe
+from sim.rewards import branch_reward, episode_reward
 from sim.starts import BranchStarts, EpisodeStarts
 from sim.workers import Pool
 from vla_wmrl import checkpoint, report
@@ -21,35 +21,10 @@ from vla_wmrl.config import TrainConfig
 from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.fusion import Fusion, Guard
 from vla_wmrl.learner import Learner
-from vla_wmrl.policies.flow import FlowPolicy
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
 from vla_wmrl.train import train as run_loop
-from vla_wmrl.types import Rollout
-
-
-def episode_reward(rollout: Rollout) -> float:
-    """Sparse success, as the benchmark counts it."""
-    return float(rollout.success)
-
-
-def branch_reward(rollout: Rollout) -> float:
-    """Stage progress at the end of the branch (see sim.progress); 1 on success. The start's own progress is a constant
-    of the group, which the baseline removes."""
-    return float(rollout.progress[-1])
-
-
-def stage_reward(rollout: Rollout) -> float:
-    """The stage reached at the end of the branch: progress rounded down to tenths.
-
-    What is left out is the shaping inside a stage. A policy can gain it by cutting corners, such as descending before it
-    is over the object, and it gives every group a spread, most of it noise.
-    """
-    return math.floor(10.0 * float(rollout.progress[-1]) + 1e-6) / 10.0
-
-
-BRANCH_REWARDS = {"progress": branch_reward, "stage": stage_reward}
 
 
 def make_debias(cfg: TrainConfig) -> IsotonicDebiaser | None:
@@ -87,7 +62,7 @@ class Run:
         self.folder = start_run(cfg.output_dir, cfg, manifest)
         self.specs = {task: env_spec(cfg.env, task) for task in cfg.env.task_ids}
         self.ref = policy_ref(cfg.policy)
-        self.policy = FlowPolicy.from_pretrained(cfg.policy.path, cfg.policy.eta, cfg.policy.sde, cfg.policy.n_action_steps)
+        self.policy = self.ref.build()
         learner = Learner(self.policy, cfg.grpo)
         self.executor = GroupExecutor(pool, self.specs, self.ref, learner, cfg.groups, self.folder, cfg.env.max_steps)
         branch = cfg.groups.kind == "branch"
@@ -97,11 +72,13 @@ class Run:
             else EpisodeStarts(cfg.env.task_ids, cfg.env.train_inits, cfg.env.train_split, cfg.seed)
         )
         imagined = cfg.world_model.kind != "none"
-        self.world = WorldModelRuntime(cfg, task_specs(pool, self.specs), self.policy) if imagined else None
+        tasks = task_specs(pool, self.specs)
+        self.world = WorldModelRuntime(cfg, tasks, self.policy) if imagined else None
+        conjuncts = {task: len(spec.goal) for task, spec in tasks.items()}
         self.loop = Loop(
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
-            reward=BRANCH_REWARDS[cfg.groups.reward] if branch else episode_reward, debias=make_debias(cfg), fusion=make_fusion(cfg),
-            ledger=Ledger(),
+            reward=branch_reward(cfg.groups.reward, conjuncts) if branch else episode_reward, debias=make_debias(cfg),
+            fusion=make_fusion(cfg), ledger=Ledger(),
         )  # fmt: skip
 
     # ---- state
@@ -146,7 +123,7 @@ class Run:
         ids = cfg.env.train_inits[: cfg.groups.start_episodes]
         with ledger.phase("starts"), Progress(len(ids) * len(self.specs), "branch starts") as bar:
             recorded = collect(self.pool, self.specs, self.executor.publish(), ids, cfg.env.train_split, cfg.seed,
-                               cfg.env.max_steps, bar.update)  # fmt: skip
+                               cfg.groups.start_steps or cfg.env.max_steps, bar.update)  # fmt: skip
         ledger.add_real("starts", sum(len(r.trace.actions) for r in recorded))
         self.starts.extend(s for r in recorded for s in r.starts if s.progress < 1.0)
         if self.world is not None:

@@ -30,14 +30,22 @@ class PolicyRef:
     eta: float = 0.0
     sde: str = "hybrid"
     n_action_steps: int | None = None
+    components: int = 1
+    scale: tuple[float, ...] | None = None
     weights: str | None = None  # safetensors of the parameters that train
     version: int = 0
 
-    def load(self, context: Context) -> Policy:
+    def build(self) -> Policy:
+        """The checkpoint's policy, without the newer weights."""
         from vla_wmrl.policies.flow import FlowPolicy
 
-        base = (self.path, self.eta, self.sde, self.n_action_steps)
-        policy = context.keep(("policy", base), lambda: FlowPolicy.from_pretrained(*base))
+        return FlowPolicy.from_pretrained(
+            self.path, self.eta, self.sde, self.n_action_steps, components=self.components, scale=self.scale
+        )
+
+    def load(self, context: Context) -> Policy:
+        base = replace(self, weights=None, version=0)
+        policy = context.keep(("policy", base), base.build)
         newest = (self.weights, self.version)
         if self.weights is not None and context.kept.get(("weights", base)) != newest:
             from safetensors.torch import load_file
@@ -107,6 +115,7 @@ class RolloutJob:
     policy: PolicyRef
     seed: tuple[int, ...]
     stochastic: bool = True
+    explore_looks: int | None = None  # only the first looks explore, the rest run the deterministic sampler; None: all
     max_looks: int | None = None  # ends a branch; None: the suite's limit of control steps
     max_steps: int | None = None  # control steps, counted from the start of the episode; None: the suite's
     beyond: int = 0  # looks to go on after success (for world-model data)
@@ -176,7 +185,8 @@ def _ask(env: LiberoEnv, policy: Policy, job: RolloutJob, members: list[_Member]
     state = torch.from_numpy(np.stack([o[STATE_KEY] for o in looks]))
     inputs = policy.encode(images, state, [env.task.language] * len(rows))
     keys = [(*job.seed, *m.start.key, len(m.chains), m.member) for m in rows]
-    return inputs, policy.sample(inputs, keys, job.stochastic)
+    explores = [job.stochastic and (job.explore_looks is None or len(m.chains) < job.explore_looks) for m in rows]
+    return inputs, policy.sample(inputs, keys, explores)
 
 
 def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n_action_steps: int) -> bool:

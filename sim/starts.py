@@ -29,6 +29,9 @@ class EpisodeStarts:
     def extend(self, starts: Iterable[Start]) -> None:
         """Initial states are fixed: what rollouts reach changes nothing."""
 
+    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None:
+        """Initial states are drawn evenly."""
+
     def state_dict(self) -> dict:
         return {}
 
@@ -37,11 +40,16 @@ class EpisodeStarts:
 
 
 class BranchStarts:
-    """Real states that rollouts passed through. A draw picks a stage of progress first, then a state of that stage."""
+    """Real states that rollouts passed through. A draw picks a stage of progress first, then a state of that stage.
+
+    Stages are drawn in proportion to how often groups from there had contrast: a group whose members all fare alike
+    teaches nothing (the filter of DAPO 2503.14476, made before the rollouts instead of after).
+    """
 
     def __init__(self, task_ids: Sequence[int], seed: int, capacity: int = CAPACITY):
         self.seed, self.capacity = seed, capacity
         self.bank: dict[int, list[Start]] = {task: [] for task in task_ids}
+        self.groups_ = {task: np.zeros((BINS, 2)) for task in task_ids}  # with contrast, all
 
     def draw(self, step: int, n: int) -> list[Start]:
         """n starts, tasks taking turns. Raises RuntimeError while a task has none."""
@@ -52,9 +60,17 @@ class BranchStarts:
     def _draw(self, rng: np.random.Generator, task: int) -> Start:
         if not self.bank[task]:
             raise RuntimeError(f"no branch start of task {task}: collect some first")
-        stage = np.array([min(int(s.progress * BINS), BINS - 1) for s in self.bank[task]])
-        chosen = np.flatnonzero(stage == rng.choice(np.unique(stage)))
+        stage = np.array([_stage(s) for s in self.bank[task]])
+        present = np.unique(stage)
+        useful, every = self.groups_[task][present].T
+        weight = (useful + 1.0) / (every + 2.0)
+        chosen = np.flatnonzero(stage == rng.choice(present, p=weight / weight.sum()))
         return self.bank[task][int(rng.choice(chosen))]
+
+    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None:
+        """Whether the rewards of the groups from `starts` differed within the group."""
+        for start, differed in zip(starts, contrast, strict=True):
+            self.groups_[start.task_id][_stage(start)] += (bool(differed), 1.0)
 
     def extend(self, starts: Iterable[Start]) -> None:
         """Adds real states; the oldest go when a task is full."""
@@ -64,12 +80,18 @@ class BranchStarts:
             self.bank[task] = kept[-self.capacity :]
 
     def state_dict(self) -> dict:
-        """The bank, as arrays stacked over the starts of a task."""
-        return {task: pack(starts) for task, starts in self.bank.items() if starts}
+        """The bank, as arrays stacked over the starts of a task, and what was seen of its stages."""
+        bank = {task: pack(starts) for task, starts in self.bank.items() if starts}
+        return {"bank": bank, "groups": {task: seen.copy() for task, seen in self.groups_.items()}}
 
     def load_state_dict(self, state: dict) -> None:
-        for task, packed in state.items():
+        for task, packed in state["bank"].items():
             self.bank[int(task)] = unpack(packed)
+        self.groups_ = {int(task): np.array(seen) for task, seen in state["groups"].items()}
+
+
+def _stage(start: Start) -> int:
+    return min(int(start.progress * BINS), BINS - 1)
 
 
 def pack(starts: Sequence[Start]) -> dict:

@@ -112,4 +112,4 @@ def test_help_shows_every_field_with_its_comment():
     text = arguments.help_text(TrainConfig, "train")
     for name in arguments.fields(TrainConfig):
         assert f"--{name}=" in text
-    assert "one random stochastic denoising step" in text
+    assert "smooth noise on the result" in text

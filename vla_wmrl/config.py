@@ -77,8 +77,10 @@ def check_inits(name: str, ids: list[int] | None, limit: int) -> None:
 class PolicyConfig:
     path: str | None = None  # folder of a lerobot checkpoint (pretrained_model)
     n_action_steps: int | None = None  # control steps of a chunk that run before the next look; null: the checkpoint's
-    eta: float = 0.5  # noise scale of the flow's SDE while training; 0: the deterministic sampler
-    sde: Literal["hybrid", "all"] = "hybrid"  # one random stochastic denoising step a chunk, or all of them
+    eta: float = 0.3  # noise scale while training; 0: the deterministic sampler
+    sde: Literal["smooth", "hybrid", "all"] = "smooth"  # smooth noise on the result, or Flow-SDE (one random step, or all)
+    noise_components: int = 1  # smooth: cosines over the executed steps of a chunk; 1: a constant offset
+    noise_scale: list[float] | None = None  # smooth: factor an action dimension, 0: not explored; null: all 1
     train: Literal["all_but_vision"] = (
         "all_but_vision"  # parameters that RL moves: what the checkpoint trains, less vision
     )
@@ -86,6 +88,9 @@ class PolicyConfig:
     def validate(self) -> None:
         require(self.path is not None, "no policy: pass --policy.path=FOLDER with a lerobot checkpoint")
         require(self.eta >= 0, f"policy.eta={self.eta} is negative")
+        require(self.noise_components >= 1, f"policy.noise_components={self.noise_components} must be at least 1")
+        positive = self.noise_scale is None or (min(self.noise_scale, default=0) >= 0 and max(self.noise_scale, default=0) > 0)
+        require(positive, "policy.noise_scale needs numbers of 0 or more, one of them positive")
         require(self.n_action_steps is None or self.n_action_steps > 0, "policy.n_action_steps must be at least 1")
 
 
@@ -199,11 +204,16 @@ class WorldModelConfig:
 class GroupsConfig:
     kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
     looks: int = 8  # looks a branch rollout makes
-    reward: Literal["progress", "stage"] = "stage"  # of a branch: progress at its end, or the stage it reached (in tenths)
+    explore_looks: int | None = None  # the first looks of a rollout that explore, the rest being deterministic; null: all
+    reward: Literal["progress", "stage", "milestone"] = "milestone"  # of a branch: see sim.rewards
     start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
+    start_steps: int | None = None  # control steps of those episodes; null: the suite's limit
 
     def validate(self) -> None:
         require(self.looks >= 1, f"groups.looks={self.looks} must be at least 1")
+        few = self.explore_looks is None or self.explore_looks >= 1
+        require(few, f"groups.explore_looks={self.explore_looks} must be at least 1, or null for all")
+        require(self.start_steps is None or self.start_steps >= 1, f"groups.start_steps={self.start_steps} must be at least 1")
         require(self.start_episodes >= 1, f"groups.start_episodes={self.start_episodes} must be at least 1")
 
 

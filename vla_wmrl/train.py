@@ -37,9 +37,11 @@ class Imagination(Protocol):
 
 
 class Starts(Protocol):
-    """Where groups begin. `draw` depends on (seed, step) and on what the bank held; `extend` adds what anchors reached."""
+    """Where groups begin. `draw` depends on (seed, step), on what the bank held and on which groups had contrast."""
 
     def draw(self, step: int, n: int) -> list[Start]: ...
+
+    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None: ...
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Loop:
         tasks = np.array([g.start.task_id for g in groups])
         f = r_wm if self.debias is None else self.debias.transform(r_wm, tasks[:, None])
         metrics = self._update(groups, r_env, f)
+        self.starts.observe(starts, np.ptp(np.where(anchor[:, None], r_env, r_wm), axis=1) > 0)
 
         # After the update, so that a pair never calibrates itself (design: out of fold).
         if self.imagine is not None and anchor.any():

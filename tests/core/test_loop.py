@@ -55,6 +55,9 @@ class Starts:
     def extend(self, starts):
         pass
 
+    def observe(self, starts, contrast):
+        pass
+
 
 def world(reward_of, source):
     """Executes or imagines groups whose rewards are `reward_of(start, member)`; remembers what it was asked."""

@@ -3,12 +3,16 @@
 Convention (SmolVLA, pi0): x_t = t eps + (1 - t) a, v = eps - a, integrated from t = 1 to 0 in N steps of d = 1/N.
 Flow-SDE (Flow-GRPO arXiv 2505.05470, pi_RL 2510.25889): the reverse SDE with sigma_t = eta sqrt(t / (1 - t)) has the
 marginals of the ODE and Gaussian transitions, whose density is the log-probability. `hybrid` makes one step per chunk,
-drawn from the noise key, stochastic; `all` makes every step stochastic.
+drawn from the noise key, stochastic; `all` makes every step stochastic. `smooth` adds Gaussian noise of a few smooth
+components (policies.exploration) to the chunk that the last step reaches: the policy is then a Gaussian around its own
+deterministic chunk, so that training explores around what evaluation runs.
 
 Non-obvious behaviour:
 * With eta = 0, or `stochastic=False`, a chunk has the same bits as `SmolVLAPolicy.predict_action_chunk` with the same
   noise; its log-prob is 0 by definition, and carries no gradient.
 * The log-prob is a sum over executed control steps and the environment's action dims only.
+* The initial noise eps is the same for all members of a group (the last part of a key is the member): what it decides is
+  not scored, and would only add spread that no log-probability explains.
 * Vision (encoder and connector) is frozen: `inputs` hold its output, which a world model may also have produced.
 * Language is padded to the tokenizer's maximal length, so that inputs of different tasks stack.
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -34,9 +38,11 @@ from transformers import DynamicCache
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io
 from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP, ChunkSample
+from vla_wmrl.policies.exploration import SmoothNoise
 from vla_wmrl.policies.noise import INITIAL, SDE, choice, noise
 from vla_wmrl.policies.traced import Traced
 
+SdeKind = Literal["smooth", "hybrid", "all"]
 Prefix = tuple[Tensor, DynamicCache]
 FROZEN = ("vlm.model.vision_model.", "vlm.model.connector.")
 
@@ -65,11 +71,14 @@ class FlowPolicy:
         before: PolicyProcessorPipeline,
         after: PolicyProcessorPipeline,
         eta: float,
-        sde: Literal["hybrid", "all"] = "hybrid",
+        sde: SdeKind = "hybrid",
         n_action_steps: int | None = None,
+        components: int = 1,
+        scale: Sequence[float] | None = None,
     ):
-        if sde not in ("hybrid", "all"):
-            raise UserError(f"policy.sde is {sde!r}; use 'hybrid' or 'all'")
+        """`components`, `scale` (one factor an action dimension; None: all 1): of the noise of `smooth`."""
+        if sde not in get_args(SdeKind):
+            raise UserError(f"policy.sde is {sde!r}; use one of {', '.join(get_args(SdeKind))}")
         if eta < 0:
             raise UserError(f"policy.eta is {eta}; the noise level must be 0 or more")
         config = policy.config
@@ -83,6 +92,10 @@ class FlowPolicy:
             raise UserError(f"n_action_steps {self.n_action_steps} exceeds the policy's chunk of {config.chunk_size}")
         self.horizon, self.denoising_steps = config.chunk_size, config.num_steps
         self.action_dim, self.padded_dim = config.action_feature.shape[0], config.max_action_dim
+        scale = (1.0,) * self.action_dim if scale is None else scale
+        if len(scale) != self.action_dim:
+            raise UserError(f"policy.noise_scale has {len(scale)} numbers; the policy has {self.action_dim} action dimensions")
+        self.smooth = SmoothNoise(components, self.n_action_steps, self.horizon, scale, self.padded_dim)
         self.cameras = tuple(config.image_features)
         self.device = next(policy.parameters()).device
         self._tokens: dict[str, tuple[Tensor, Tensor]] = {}
@@ -99,12 +112,14 @@ class FlowPolicy:
         cls,
         path: str | Path,
         eta: float,
-        sde: Literal["hybrid", "all"] = "hybrid",
+        sde: SdeKind = "hybrid",
         n_action_steps: int | None = None,
+        components: int = 1,
+        scale: Sequence[float] | None = None,
         device: str = "cpu",
     ) -> FlowPolicy:
         """From an ordinary lerobot checkpoint folder with its processors; no hub. Raises UserError on another kind."""
-        return cls(*checkpoint_io.load(path, device), eta=eta, sde=sde, n_action_steps=n_action_steps)
+        return cls(*checkpoint_io.load(path, device), eta, sde, n_action_steps, components, scale)
 
     def save(self, path: str | Path) -> None:
         """Writes an ordinary lerobot checkpoint with processors (and the `vlm/` folder, if it is local)."""
@@ -177,6 +192,12 @@ class FlowPolicy:
         pads, cache = prefix
         return self.model.denoise_step(x_t=x, prefix_pad_masks=pads, past_key_values=cache, timestep=t)
 
+    def _transition(self, x: Tensor, v: Tensor, t: Tensor, following: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Mean and std of a stochastic step from x at time t; `following` is where the deterministic step goes."""
+        if self.sde == "smooth":
+            return following, self.eta
+        return sde_transition(x, v, t, 1.0 / self.denoising_steps, self.eta)
+
     def integrate(self, inputs: dict[str, Tensor], x: Tensor, chosen: Tensor | None, noises: Tensor | None) -> Tensor:
         """The chain [B, N + 1, H, A] from the initial noise x [B, H, A].
 
@@ -190,7 +211,7 @@ class FlowPolicy:
             v = self._velocity(prefix, x, t.expand(len(x)))
             following = x + dt * v
             if chosen is not None:
-                mean, std = sde_transition(x, v, t, -dt, self.eta)
+                mean, std = self._transition(x, v, t, following)
                 drawn = mean + std * noises[:, step if noises.shape[1] > 1 else 0]
                 following = torch.where(chosen[:, step, None, None], drawn, following)
             x = following
@@ -199,25 +220,35 @@ class FlowPolicy:
 
     # ---- sampling
     @torch.no_grad()
-    def sample(self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool) -> ChunkSample:
-        """One chunk per row of `inputs`; a row's result depends on its key and inputs only (up to float rounding)."""
-        shape, n = (self.horizon, self.padded_dim), self.denoising_steps
-        x = torch.from_numpy(np.stack([noise(key, shape, INITIAL) for key in keys])).to(self.device)
-        sde_step = torch.full((len(keys),), NO_SDE_STEP)
+    def sample(self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool | Sequence[bool]) -> ChunkSample:
+        """One chunk per row of `inputs`; a row's result depends on its key and inputs only (up to float rounding).
+
+        keys: tuples that end in the member of the group; `stochastic`: whether rows explore, one for all or one each.
+        """
+        shape = (self.horizon, self.padded_dim)
+        x = torch.from_numpy(np.stack([noise(key[:-1], shape, INITIAL) for key in keys])).to(self.device)
+        explores = torch.as_tensor(stochastic, dtype=torch.bool).expand(len(keys))
+        sde_step = torch.where(explores, torch.tensor([self._sde_step(key) for key in keys]), NO_SDE_STEP)
         chosen = noises = None
-        if stochastic:
-            steps = n if self.sde == "all" else 1
-            if self.sde == "all":
-                sde_step = torch.full_like(sde_step, ALL_SDE_STEPS)
-            else:
-                sde_step = torch.tensor([choice(key, n) for key in keys])
-            if self.eta > 0:
-                drawn = np.stack([noise(key, (steps, *shape), SDE) for key in keys])
-                noises = torch.from_numpy(drawn).to(self.device)
-                which = sde_step[:, None]
-                chosen = ((which == ALL_SDE_STEPS) | (which == torch.arange(n))).to(self.device)
+        if self.eta > 0 and bool(explores.any()):
+            noises = self._noises(keys).to(self.device)
+            which = sde_step[:, None]
+            chosen = ((which == ALL_SDE_STEPS) | (which == torch.arange(self.denoising_steps))).to(self.device)
         chain = self._fast.integrate(inputs, x, chosen, noises)
         return ChunkSample(self._to_environment(chain[:, -1]), chain, sde_step)
+
+    def _sde_step(self, key: Sequence[int]) -> int:
+        if self.sde == "smooth":
+            return self.denoising_steps - 1
+        return ALL_SDE_STEPS if self.sde == "all" else choice(key, self.denoising_steps)
+
+    def _noises(self, keys: Sequence[Sequence[int]]) -> Tensor:
+        """[B, 1 or N, H, A]: the standard noise of the stochastic steps."""
+        if self.sde == "smooth":
+            drawn = np.stack([noise(key, (1, *self.smooth.shape), SDE) for key in keys])
+            return self.smooth.spread(torch.from_numpy(drawn))
+        steps = self.denoising_steps if self.sde == "all" else 1
+        return torch.from_numpy(np.stack([noise(key, (steps, self.horizon, self.padded_dim), SDE) for key in keys]))
 
     def _to_environment(self, x: Tensor) -> Tensor:
         """Actions [B, H, 7] in environment units from normalised ones, by the checkpoint's own postprocessor."""
@@ -250,8 +281,16 @@ class FlowPolicy:
             x, y = chain[rows, step], chain[rows, step + 1]
             t = (1.0 - step.to(torch.float64) / n).to(torch.float32)
             v = self._velocity(prefix, x, t)
-            mean, std = sde_transition(x, v, t[:, None, None], 1.0 / n, self.eta)
-            std = torch.where(sde_step[:, None, None] == NO_SDE_STEP, torch.zeros_like(std), std)
-            elements = gaussian_log_prob(y, mean, std)[:, :, : self.action_dim]
-            total = total + (elements * executed[:, :, None]).sum(dim=(1, 2))
+            mean, std = self._transition(x, v, t[:, None, None], x - v / n)
+            scored = (sde_step != NO_SDE_STEP)[:, None] & executed
+            total = total + self._elements(y, mean, std, scored)
         return total
+
+    def _elements(self, y: Tensor, mean: Tensor, std: Tensor | float, scored: Tensor) -> Tensor:
+        """Log density [B] of y [B, H, A], over the steps `scored` [B, H]; `smooth`: of its few components, if any step is."""
+        if self.sde == "smooth":
+            w = self.smooth.coordinates(y - mean)
+            elements = gaussian_log_prob(w, torch.zeros_like(w), torch.full_like(w, self.eta))
+            return torch.where(scored.any(1), elements.sum(dim=(1, 2)), 0.0)
+        std = torch.where(scored[:, :, None], std, torch.zeros_like(y))
+        return gaussian_log_prob(y, mean, std)[:, :, : self.action_dim].sum(dim=(1, 2))

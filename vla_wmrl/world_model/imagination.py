@@ -25,7 +25,8 @@ WIDTH = 64  # rollouts side by side; the policy's batch shape, always the same
 
 @torch.no_grad()
 def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[int], seed: Sequence[int], looks: int,
-            stochastic: bool = True, noisy: bool = True, threshold: float = 0.5) -> list[ImaginedRollout]:  # fmt: skip
+            stochastic: bool = True, noisy: bool = True, threshold: float = 0.5,
+            explore_looks: int | None = None) -> list[ImaginedRollout]:  # fmt: skip
     """One rollout per (start, member), `looks` looks long or until the goal seems to hold. Starts need a `state`.
 
     `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability.
@@ -35,11 +36,11 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
     for first in range(0, len(pairs), WIDTH):
         block = pairs[first : first + WIDTH]
         filled = block + [block[-1]] * (WIDTH - len(block))
-        found += _run(model, policy, filled, tuple(seed), looks, stochastic, noisy, threshold)[: len(block)]
+        found += _run(model, policy, filled, tuple(seed), looks, stochastic, noisy, threshold, explore_looks)[: len(block)]
     return found
 
 
-def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold) -> list[ImaginedRollout]:
+def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explore_looks) -> list[ImaginedRollout]:
     starts, members = [s for s, _ in pairs], [m for _, m in pairs]
     states = [np.asarray(s.state, dtype=np.float32) for s in starts]
     by_task = {
@@ -61,9 +62,9 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold) -> lis
         features = _decode(model, states, by_task)
         inputs = policy.inputs_from_features(features, proprioception(scene.robot), languages)
         keys = [(*seed, *s.key, look, m) for s, m in pairs]
-        sample = policy.sample(inputs, keys, stochastic)
+        sample = policy.sample(inputs, keys, stochastic and (explore_looks is None or look < explore_looks))
         ran = np.zeros((n, sample.actions.shape[1]), dtype=bool)
-        draws = _draws(keys, horizon, model.scenes.bodies) if noisy else None
+        draws = _draws([key[:-1] for key in keys], horizon, model.scenes.bodies) if noisy else None
         before = alive.copy()
         for step in range(horizon):
             moved, _ = model.net.step(

@@ -218,9 +218,10 @@ class StateSpaceModel:
         stochastic: bool = True,
         noisy: bool = True,
         threshold: float = 0.5,
+        explore_looks: int | None = None,
     ) -> list[ImaginedRollout]:
         """Closed-loop rollouts of `policy`, one per (start, member); see world_model.imagination."""
-        return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold)
+        return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold, explore_looks)
 
     # ---- state
     def state_dict(self, data: bool = False) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Smooth exploration: what it reaches, what it scores, and what it leaves to the deterministic sampler."""
+
+import numpy as np
+import pytest
+import torch
+
+from vla_wmrl.errors import UserError
+from vla_wmrl.policies.base import NO_SDE_STEP
+from vla_wmrl.policies.exploration import SmoothNoise, smooth_basis
+
+SCALE = (1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 3.0)
+
+
+def executed(rows, horizon=16, run=8):
+    mask = torch.zeros(rows, horizon, dtype=torch.bool)
+    mask[:, :run] = True
+    return mask
+
+
+def test_components_are_orthogonal_over_the_executed_steps_and_absent_after():
+    basis = smooth_basis(3, 8, 16)
+    assert torch.allclose(basis @ basis.T, 8 * torch.eye(3), atol=1e-5)
+    assert basis[:, 8:].abs().max() == 0
+
+
+def test_coordinates_invert_spread_and_leave_unexplored_dimensions_alone():
+    noise = SmoothNoise(2, 8, 16, SCALE, padded_dim=9)
+    w = torch.randn(5, *noise.shape)
+    spread = noise.spread(w)
+    assert torch.allclose(noise.coordinates(spread), w, atol=1e-5)
+    assert spread[..., [3, 4, 5, 7, 8]].abs().max() == 0
+    assert torch.allclose(noise.spread(torch.ones(1, *noise.shape))[0, :8, 6].square().mean(), torch.tensor(2 * 9.0))
+
+
+def test_smooth_noise_moves_the_deterministic_chunk_of_the_same_key_only_by_its_components(make_flow, observation, keys):
+    flow = make_flow(eta=0.2, sde="smooth", components=2, scale=SCALE)
+    inputs = flow.encode(*observation(4))
+    still, moved = flow.sample(inputs, keys(4), False), flow.sample(inputs, keys(4), True)
+    difference = (moved.chain - still.chain)[:, -1]
+    assert torch.allclose(moved.chain[:, :-1], still.chain[:, :-1], atol=1e-5)
+    w = flow.smooth.coordinates(difference)
+    assert torch.allclose(flow.smooth.spread(w), difference, atol=1e-5) and w.abs().min() > 1e-5
+
+
+def test_smooth_log_prob_is_the_gaussian_of_its_coordinates(make_flow, observation, keys):
+    flow = make_flow(eta=0.2, sde="smooth", scale=SCALE)
+    inputs = flow.encode(*observation(4))
+    still, moved = flow.sample(inputs, keys(4), False), flow.sample(inputs, keys(4), True)
+    w = flow.smooth.coordinates((moved.chain - still.chain)[:, -1])
+    expected = torch.distributions.Normal(0.0, 0.2).log_prob(w).sum(dim=(1, 2))
+    mask = executed(4)
+    mask[2] = False
+    found = flow.log_prob(inputs, moved.chain, moved.sde_step, mask)
+    assert torch.allclose(found, torch.where(mask.any(1), expected, 0.0), atol=1e-3)
+    found.sum().backward()
+    assert sum(float(p.grad.abs().sum()) for _, p in flow.parameters_to_train() if p.grad is not None) > 0
+
+
+def test_rows_that_do_not_explore_run_the_deterministic_sampler_and_are_not_scored(make_flow, observation, keys):
+    flow = make_flow(eta=0.2, sde="smooth", scale=SCALE)
+    inputs = flow.encode(*observation(4))
+    mixed, still = flow.sample(inputs, keys(4), [True, False, True, False]), flow.sample(inputs, keys(4), False)
+    assert mixed.sde_step.tolist() == [3, NO_SDE_STEP, 3, NO_SDE_STEP]
+    assert torch.allclose(mixed.chain[1::2], still.chain[1::2], atol=1e-5)
+    assert (mixed.chain[::2] - still.chain[::2])[:, -1].abs().amax(dim=(1, 2)).min() > 1e-3
+    value = flow.log_prob(inputs, mixed.chain, mixed.sde_step, executed(4))
+    assert torch.equal(value[1::2], torch.zeros(2)) and value[::2].abs().min() > 0
+
+
+@pytest.mark.parametrize("sde", ["smooth", "hybrid", "all"])
+def test_members_of_a_group_share_the_initial_noise_and_nothing_else(make_flow, observation, sde):
+    flow = make_flow(eta=0.5, sde=sde)
+    images, state, task = observation(1)
+    inputs = flow.encode({k: v.repeat(3, 1, 1, 1) for k, v in images.items()}, state.repeat(3, 1), task * 3)
+    chain = flow.sample(inputs, [(7, 0, 2, member) for member in range(3)], True).chain.numpy()
+    np.testing.assert_array_equal(chain[0, 0], chain[1, 0])
+    assert abs(chain[0, -1] - chain[1, -1]).max() > 1e-3 and abs(chain[1, -1] - chain[2, -1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("settings", "message"), [({"components": 9}, "between 1 and the 8"), ({"scale": (1.0,)}, "7 action")])
+def test_noise_that_does_not_fit_the_policy_is_refused(make_flow, settings, message):
+    with pytest.raises(UserError, match=message):
+        make_flow(sde="smooth", **settings)
