@@ -211,10 +211,19 @@ def _settings(cfg: SftConfig, policy: SmolVLAPolicy) -> TrainPipelineConfig:
 
 def batches(cfg: SftConfig, policy: SmolVLAPolicy, data: DemoData, done: int) -> Iterator[tuple[np.ndarray, dict]]:
     """Rows of `data` and lerobot batches for steps `done` + 1 to `cfg.steps`; without images where vision is frozen."""
+    usable = imitated(data, cfg.dataset.action_episodes)
     for step in range(done, cfg.steps):
         rng = generator((cfg.seed, step), stream=20)
-        rows = rng.choice(len(data.looks), min(cfg.batch_size, len(data.looks)), replace=False)
+        rows = rng.choice(usable, min(cfg.batch_size, len(usable)), replace=False)
         yield rows, _batch(policy, data, rows, images=cfg.vision == "trained")
+
+
+def imitated(data: DemoData, episodes: int | None) -> np.ndarray:
+    """Rows of `data.looks` whose actions are imitated: those of the first `episodes` of every task (None: all)."""
+    if episodes is None:
+        return np.arange(len(data.looks))
+    chosen = [np.unique(data.episode[data.task == task])[:episodes] for task in np.unique(data.task)]
+    return np.flatnonzero(np.isin(data.episode[data.looks], np.concatenate(chosen)))
 
 
 def _batch(policy: SmolVLAPolicy, data: DemoData, rows: np.ndarray, images: bool) -> dict[str, Tensor | list[str]]:

@@ -395,8 +395,11 @@ class DemosConfig:
 @dataclass
 class SftDatasetConfig:
     root: list[str] = field(default_factory=list)  # folders of LeRobotDatasets, joined
+    action_episodes: int | None = None  # first episodes a task whose actions are imitated; all teach vision; null: all
 
     def validate(self) -> None:
+        few = self.action_episodes
+        require(few is None or few >= 1, f"dataset.action_episodes={few} must be at least 1, or null for all")
         require(len(self.root) > 0, "no data: pass --dataset.root=FOLDER (made by `vla-wmrl demos`)")
 
 

@@ -72,6 +72,16 @@ def test_joined_data_keeps_episodes_apart(roots):
         assert np.all(actions[look][min(16, left) :] == data.action[data.end[frame] - 1])
 
 
+def test_few_imitated_episodes_are_the_first_of_every_task(roots):
+    data = demo_data.load(roots, stride=1)
+    assert np.array_equal(sft.imitated(data, None), np.arange(len(data.looks)))
+    for episodes in (1, 2):
+        rows = sft.imitated(data, episodes)
+        for task in (0, 1):
+            taught = np.unique(data.episode[data.looks[rows]][data.task[data.looks[rows]] == task])
+            assert taught.tolist() == np.unique(data.episode[data.task == task])[:episodes].tolist()
+
+
 def test_images_and_scene_belong_to_their_frame(roots):
     data = demo_data.load(roots, stride=1)
     for look in (0, 15, 40, 52):
