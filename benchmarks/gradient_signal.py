@@ -1,11 +1,17 @@
-"""Is there a direction to go? Signal and noise of the GRPO gradient over real groups of the shipped policy.
+"""Is there a direction to go, and does the world model see it? Signal and noise of the GRPO gradient over groups of the
+shipped policy, executed for real and (with a world model in the config) imagined from the same starts.
 
-    python benchmarks/gradient_signal.py --groups=30 --output=results/gradient_signal/summary.json \\
-        --config_path=configs/real_branch.yaml --output_dir=outputs/gradient_signal
+    python benchmarks/gradient_signal.py --groups=90 --output=results/gradient_signal/summary.json \\
+        --config_path=configs/libero_long.yaml --output_dir=outputs/gradient_signal
 
-One batch of real groups is executed once; every group gives one gradient vector g_i, for each form of reward. The signal
-|E g|^2 is estimated without bias by the mean of <g_i, g_j> over i != j, the noise by the mean of |g_i|^2. `groups_needed`
-is how many groups a batch must average for the signal to be half of its squared norm; below 0 there is no signal.
+Every group gives one gradient vector g_i for each form of reward.
+* signal: |E g|^2, without bias, by the mean of <g_i, g_j> over i != j; noise: the mean of |g_i|^2. `groups_needed` is how
+  many groups a batch must average for the signal to be half of its squared norm; below 0 there is no signal.
+* start_signal: E |g at a start|^2, without bias, by <gradient of one half of the members, gradient of the other half>.
+  Far above `signal`, each start wants something else, and what helps one is lost on the others (coherence = their ratio).
+* cosine of imagined and real: mean of <real g_i, imagined g_j> over i != j, over the root of both signals. It may leave
+  [-1, 1], since all three are estimates.
+Intervals are bootstrapped over groups.
 """
 
 from __future__ import annotations
@@ -28,57 +34,69 @@ from vla_wmrl.tracking import write_json
 from vla_wmrl.types import Rollout
 
 Group = tuple[Rollout, ...]
+Reward = Callable[[Rollout], float]
+BOOTSTRAP = 1000
 
 
-def advantages_at_end(reward: Callable[[Rollout], float]) -> Callable[[Group], list[np.ndarray]]:
-    """One advantage a rollout: the reward at the end, less the group's mean."""
-
-    def of(group: Group) -> list[np.ndarray]:
-        rewards = np.array([reward(r) for r in group])
-        return [np.full(r.looks, a) for r, a in zip(group, rewards - rewards.mean(), strict=True)]
-
-    return of
-
-
-def advantages_to_go(group: Group) -> list[np.ndarray]:
-    """One advantage a look: progress still made from there on, less the mean of the members that are still running."""
-    to_go = [r.progress[-1] - r.progress[:-1] for r in group]
-    longest = max(len(g) for g in to_go)
-    mean = [np.mean([g[k] for g in to_go if len(g) > k]) for k in range(longest)]
-    return [g - np.array(mean[: len(g)]) for g in to_go]
-
-
-def gradient(learner: Learner, group: Group, advantages: list[np.ndarray]) -> torch.Tensor:
+def gradient(learner: Learner, group: Group, reward: Reward) -> torch.Tensor:
     """[P] float32: gradient of the GRPO objective of one group, every rollout weighing the same."""
-    looks = flatten(group, np.ones(len(group)), np.ones(len(group), bool))
+    rewards = np.array([reward(r) for r in group])
+    looks = flatten(group, rewards - rewards.mean(), np.ones(len(group), bool))
+    live = torch.nonzero(looks.mask).flatten()
+    if len(live) == 0:
+        return torch.zeros(sum(p.numel() for p in learner.parameters))
     weights = grpo.look_weights(looks.rollout, looks.mask, len(group))
-    logp = learner.policy.log_prob(*looks.rows(torch.arange(len(looks.mask))))
-    loss, _ = grpo.grpo_loss(logp, logp.detach(), torch.from_numpy(np.concatenate(advantages)), weights)
+    logp = learner.policy.log_prob(*looks.rows(live))
+    loss, _ = grpo.grpo_loss(logp, logp.detach(), looks.advantage[live], weights[live])
     grads = torch.autograd.grad(loss, learner.parameters, allow_unused=True)
     return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(learner.parameters, grads, strict=True)])
 
 
-def signal(vectors: torch.Tensor, seed: int = 0) -> dict[str, float]:
-    """Signal, noise and their ratio of gradients [G, P], with a bootstrap interval of the signal over groups."""
+def gradients(learner: Learner, groups: list[Group], reward: Reward) -> torch.Tensor:
+    return torch.stack([gradient(learner, group, reward) for group in groups])
+
+
+def apart(gram: np.ndarray, rows: np.ndarray) -> float:
+    """Mean of gram[i, j] over i != j of `rows`; a group drawn twice by the bootstrap is not a second group."""
+    return float(gram[np.ix_(rows, rows)][rows[:, None] != rows[None, :]].mean())
+
+
+def interval(estimate: Callable[[np.ndarray], float], n: int, seed: int = 0) -> list[float]:
+    """The estimate over all n groups, with the 2.5 and 97.5 % quantiles over resampled groups."""
+    rng = np.random.default_rng(seed)
+    draws = [estimate(rng.integers(0, n, n)) for _ in range(BOOTSTRAP)]
+    return [estimate(np.arange(n)), *np.quantile(draws, [0.025, 0.975]).tolist()]
+
+
+def describe(vectors: torch.Tensor) -> dict:
+    """Signal and noise of gradients [G, P]."""
     gram = (vectors @ vectors.T).double().numpy()
-    n = len(gram)
+    signal, noise = interval(lambda rows: apart(gram, rows), len(gram)), float(np.trace(gram) / len(gram))
+    return {"groups": len(gram), "with_contrast": int((np.diag(gram) > 0).sum()), "signal": signal, "noise": noise,
+            "signal_to_noise": signal[0] / noise, "groups_needed": noise / signal[0] if signal[0] > 0 else -1.0}  # fmt: skip
+
+
+def start_signal(learner: Learner, groups: list[Group], reward: Reward) -> list[float]:
+    """Mean squared gradient of single starts, from halves of their groups that share nothing but the start."""
+    half = len(groups[0]) // 2
+    one, other = (gradients(learner, part, reward) for part in ([g[:half] for g in groups], [g[half:] for g in groups]))
+    products = (one * other).sum(1).double().numpy()
+    return interval(lambda rows: float(products[rows].mean()), len(products))
+
+
+def cosine(real: torch.Tensor, imagined: torch.Tensor) -> list[float]:
+    cross, ours, theirs = ((a @ b.T).double().numpy() for a, b in ((real, imagined), (real, real), (imagined, imagined)))
 
     def estimate(rows: np.ndarray) -> float:
-        part = gram[np.ix_(rows, rows)]
-        other = rows[:, None] != rows[None, :]  # a group drawn twice is not a second group
-        return float(part[other].mean())
+        squared = apart(ours, rows) * apart(theirs, rows)
+        return apart(cross, rows) / squared**0.5 if squared > 0 else float("nan")
 
-    rng = np.random.default_rng(seed)
-    draws = [estimate(rng.integers(0, n, n)) for _ in range(1000)]
-    value, noise = estimate(np.arange(n)), float(np.trace(gram) / n)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {"groups": n, "signal": value, "signal_low": float(low), "signal_high": float(high), "noise": noise,
-            "signal_to_noise": value / noise, "groups_needed": noise / value if value > 0 else -1.0}  # fmt: skip
+    return [apart(cross, np.arange(len(cross))), *interval(estimate, len(cross))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=30)
+    parser.add_argument("--groups", type=int, default=90)
     parser.add_argument("--output", default="results/gradient_signal/summary.json")
     args, rest = parser.parse_known_args()
     cfg = arguments.load(TrainConfig, rest)
@@ -88,14 +106,16 @@ def main() -> None:
         run.collect_starts()
         starts = run.starts.draw(0, args.groups)
         groups = run.executor(starts, cfg.grpo.group_size, (cfg.seed, 0)).result()
-    forms = {name: advantages_at_end(branch_reward(name, conjuncts)) for name in ("progress", "stage", "milestone")}
-    forms |= {"success": advantages_at_end(lambda r: float(r.success)), "progress_to_go": advantages_to_go}
-    learner = run.loop.learner
-    found = {}
-    for name, form in forms.items():
-        every = [gradient(learner, group, form(group)) for group in groups]
-        found[name] = signal(torch.stack([g for g in every if g.any()]))
-        print(name, {k: round(v, 5) for k, v in found[name].items()}, flush=True)
+    imagined = [] if run.world is None else run.world(starts, cfg.grpo.group_size, (cfg.seed, 0))
+    learner, found = run.loop.learner, {}
+    for name in ("progress", "stage", "milestone", "success"):
+        reward: Reward = (lambda r: float(r.success)) if name == "success" else branch_reward(name, conjuncts)
+        real = gradients(learner, groups, reward)
+        found[name] = {"real": describe(real), "start_signal": start_signal(learner, groups, reward)}
+        if imagined:
+            dreamt = gradients(learner, imagined, reward)
+            found[name] |= {"imagined": describe(dreamt), "cross_and_cosine": cosine(real, dreamt)}
+        print(name, found[name], flush=True)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     settings = {k: v for k, v in arguments.encode(cfg).items() if k != "output_dir"}
     write_json(args.output, {"config": settings, "forms": found})

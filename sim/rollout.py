@@ -19,6 +19,7 @@ from sim.protocol import STATE_KEY
 from sim.state import read_state
 from sim.workers import Context
 from vla_wmrl.policies.base import Policy
+from vla_wmrl.policies.noise import lineage
 from vla_wmrl.types import Rollout, Start
 
 
@@ -195,8 +196,10 @@ def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n
     env.restore(m.snapshot)
     if job.keep_starts:
         look = m.start.look + len(m.executed)
-        m.starts.append(replace(m.start, episode=m.start.episode * 1000 + m.member, look=look, snapshot=m.snapshot,
-                                state=m.state, progress=m.progress, previous=m.previous))  # fmt: skip
+        # A start's own rollouts make further starts, without end: their numbers may not grow with the generations.
+        episode = lineage(*job.seed, *m.start.key, m.member)
+        m.starts.append(replace(m.start, episode=episode, look=look, snapshot=m.snapshot, state=m.state,
+                                progress=m.progress, previous=m.previous))  # fmt: skip
     executed = np.zeros(len(actions), dtype=bool)
     n, before = min(n_action_steps, limit), m.success
     for i in range(n):

@@ -81,3 +81,22 @@ def test_members_of_a_group_share_the_initial_noise_and_nothing_else(make_flow, 
 def test_noise_that_does_not_fit_the_policy_is_refused(make_flow, settings, message):
     with pytest.raises(UserError, match=message):
         make_flow(sde="smooth", **settings)
+
+
+def test_smooth_gradient_is_that_of_the_whole_chunk_not_of_its_last_denoising_step(make_flow, observation, keys):
+    """Finite differences of the log-prob along the gradient, the chunk being integrated anew from its initial noise."""
+    flow = make_flow(eta=0.2, sde="smooth", scale=SCALE)
+    inputs = flow.encode(*observation(3))
+    sample = flow.sample(inputs, keys(3), True)
+    value = flow.log_prob(inputs, sample.chain, sample.sde_step, executed(3)).sum()
+    parameters = [p for _, p in flow.parameters_to_train()]
+    grads = torch.autograd.grad(value, parameters, allow_unused=True)
+    norm = sum(float(g.square().sum()) for g in grads if g is not None)
+    with torch.no_grad():
+        step = 1e-3 / norm**0.5
+        for p, g in zip(parameters, grads, strict=True):
+            p.add_(0 if g is None else step * g)
+        mean = flow.sample(inputs, keys(3), False).chain[:, -1]
+        w = flow.smooth.coordinates(sample.chain[:, -1] - mean)
+        after = torch.distributions.Normal(0.0, 0.2).log_prob(w).sum()
+    assert float(after - value) == pytest.approx(step * norm, rel=0.1)

@@ -69,6 +69,16 @@ def test_a_branch_continues_its_rollout_exactly(env, policy, recorded):
     np.testing.assert_array_equal(branch.inputs["features"][0], recorded[0].rollout.inputs["features"][1])
 
 
+def test_branches_of_branches_keep_noise_keys_in_range_and_apart(env, policy, recorded):
+    start, seen = recorded[0].starts[1], set()
+    for step in range(8):
+        branch = job([start], seed=(0, step), max_looks=2, keep_starts=True)
+        start = run(env, policy, branch)[0].starts[1]
+        assert 0 <= start.episode < 2**63
+        seen.add(start.key)
+    assert len(seen) == 8
+
+
 def test_branch_starts_survive_packing_and_a_draw_depends_on_seed_and_step(recorded):
     starts = [s for item in recorded for s in item.starts]
     again = unpack(pack(starts))

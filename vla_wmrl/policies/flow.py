@@ -272,6 +272,8 @@ class FlowPolicy:
         """Log-probability [B] of the stochastic transitions of `chain`, differentiable; executed [B, H] bool."""
         n, rows = self.denoising_steps, torch.arange(len(chain), device=chain.device)
         sde_step = sde_step.to(chain.device)
+        if self.sde == "smooth":
+            return self._smooth_log_prob(inputs, chain, (sde_step != NO_SDE_STEP)[:, None] & executed)
         prefix = self._prefix(inputs)
         every = bool((sde_step == ALL_SDE_STEPS).any())
         if every and not bool((sde_step == ALL_SDE_STEPS).all()):
@@ -281,16 +283,19 @@ class FlowPolicy:
             x, y = chain[rows, step], chain[rows, step + 1]
             t = (1.0 - step.to(torch.float64) / n).to(torch.float32)
             v = self._velocity(prefix, x, t)
-            mean, std = self._transition(x, v, t[:, None, None], x - v / n)
-            scored = (sde_step != NO_SDE_STEP)[:, None] & executed
-            total = total + self._elements(y, mean, std, scored)
+            mean, std = sde_transition(x, v, t[:, None, None], 1.0 / n, self.eta)
+            std = torch.where(sde_step[:, None, None] == NO_SDE_STEP, torch.zeros_like(std), std)
+            elements = gaussian_log_prob(y, mean, std)[:, :, : self.action_dim]
+            total = total + (elements * executed[:, :, None]).sum(dim=(1, 2))
         return total
 
-    def _elements(self, y: Tensor, mean: Tensor, std: Tensor | float, scored: Tensor) -> Tensor:
-        """Log density [B] of y [B, H, A], over the steps `scored` [B, H]; `smooth`: of its few components, if any step is."""
-        if self.sde == "smooth":
-            w = self.smooth.coordinates(y - mean)
-            elements = gaussian_log_prob(w, torch.zeros_like(w), torch.full_like(w, self.eta))
-            return torch.where(scored.any(1), elements.sum(dim=(1, 2)), 0.0)
-        std = torch.where(scored[:, :, None], std, torch.zeros_like(y))
-        return gaussian_log_prob(y, mean, std)[:, :, : self.action_dim].sum(dim=(1, 2))
+    def _smooth_log_prob(self, inputs: dict[str, Tensor], chain: Tensor, scored: Tensor) -> Tensor:
+        """Log density [B] of the explored components around the whole deterministic chunk; 0 where nothing is `scored`.
+
+        The gradient goes through all denoising steps: they share their weights, so a step that was fitted on the last one
+        alone would move the others, and with them the chunk, by several times what its ratio says.
+        """
+        mean = self.integrate(inputs, chain[:, 0], None, None)[:, -1]
+        w = self.smooth.coordinates(chain[:, -1] - mean)
+        elements = gaussian_log_prob(w, torch.zeros_like(w), torch.full_like(w, self.eta))
+        return torch.where(scored.any(1), elements.sum(dim=(1, 2)), 0.0)

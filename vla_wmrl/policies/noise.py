@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # independent streams of one key
-INITIAL, SDE, STEP = 0, 1, 2
+INITIAL, SDE, STEP, LINEAGE = 0, 1, 2, 3
 
 
 def generator(key: Sequence[int], stream: int = INITIAL) -> np.random.Generator:
@@ -33,3 +33,8 @@ def noise(key: Sequence[int], shape: tuple[int, ...], stream: int = INITIAL) -> 
 def choice(key: Sequence[int], n: int) -> int:
     """A uniform integer in [0, n) for `key`, independent of the key's normal streams."""
     return int(generator(key, STEP).integers(n))
+
+
+def lineage(*key: int) -> int:
+    """A number in [0, 2^62) that stands for `key` wherever a key needs a single part, however long its own history is."""
+    return int(generator(key, LINEAGE).integers(2**62))
