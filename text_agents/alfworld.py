@@ -75,7 +75,7 @@ def kind_of(command: str, admissible: Sequence[str]) -> str:
     """
     if command not in admissible:
         return "invalid"
-    return "inefficient" if command.split()[0] in INEFFICIENT else "effective"
+    return "inefficient" if command.split(maxsplit=1)[0] in INEFFICIENT else "effective"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class Episode:
     observations: list[str] = field(default_factory=list)
 
 
-Agent = Callable[[Observation, list[str], np.random.Generator], str]  # (now, commands so far, random numbers) -> command
+Agent = Callable[
+    [Observation, list[str], np.random.Generator], str
+]  # (now, commands so far, random numbers) -> command
 
 
 def play(game: Game, agent: Agent, split: str = "", seed: int = 0, max_steps: int = MAX_STEPS) -> Episode:

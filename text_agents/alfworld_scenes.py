@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from text_agents.alfworld import shipped_grammar
-from text_agents.alfworld_games import FILE_NAME, TASK_TYPES, Machine
+from text_agents.alfworld_games import FILE_NAME, Machine
+from text_agents.config import GamesConfig
 from vla_wmrl.errors import require
 
 FIRST_SCENE = 900
@@ -242,7 +243,9 @@ def write_games(folder: str | Path, n: dict[str, int], seed: int = 0) -> dict[st
     written = {}
     for split, count in n.items():
         require(split in SCENES, f"no games of our own for split {split!r} (known: {', '.join(SCENES)})")
-        require(not any((folder / split).glob(f"*/*/{FILE_NAME}")), f"{folder / split} holds games: name another folder")
+        require(
+            not any((folder / split).glob(f"*/*/{FILE_NAME}")), f"{folder / split} holds games: name another folder"
+        )
         first, end = SCENES[split]
         for i in range(count):
             scene = first + i % (end - first)
@@ -256,4 +259,9 @@ def write_games(folder: str | Path, n: dict[str, int], seed: int = 0) -> dict[st
     return written
 
 
-assert set(SENTENCES) == set(TASK_TYPES)
+def main(cfg: GamesConfig) -> None:
+    """`vla-wmrl text games`."""
+    counts = {"train": cfg.train, "valid_seen": cfg.valid_seen, "valid_unseen": cfg.valid_unseen}
+    written = write_games(cfg.output_dir, {split: n for split, n in counts.items() if n}, cfg.seed)
+    print("\n".join(f"{split}: {n} games, each won by its walkthrough" for split, n in written.items()))
+    print(f"use them with --data={cfg.output_dir}, or export ALFWORLD_DATA={cfg.output_dir}")

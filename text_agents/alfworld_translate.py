@@ -128,7 +128,7 @@ def _initial_facts(task, sas: str) -> list[list[str]]:
 
 
 def parse_atom(name: str) -> tuple[str, ...]:
-    """"Atom p(a, b)" -> ("p", "a", "b"); a NegatedAtom's predicate gets TextWorld's prefix "not_"."""
+    """ "Atom p(a, b)" -> ("p", "a", "b"); a NegatedAtom's predicate gets TextWorld's prefix "not_"."""
     kind, _, rest = name.partition(" ")
     predicate, _, arguments = rest.partition("(")
     names = [argument for argument in arguments[:-1].split(", ") if argument]

@@ -122,7 +122,9 @@ class ChatUser:
         return UserTurn(text if not wanted else "", wanted)
 
 
-def openai_endpoint(base_url: str, model: str, key: str = "none", temperature: float = 0.0, timeout_s: float = 60.0) -> Complete:
+def openai_endpoint(
+    base_url: str, model: str, key: str = "none", temperature: float = 0.0, timeout_s: float = 60.0
+) -> Complete:
     """`complete` for ChatUser over POST {base_url}/chat/completions. It raises UserFailure when that does not answer."""
 
     def complete(messages: list[dict], tools: list[dict]) -> dict:

@@ -31,7 +31,9 @@ class TokenRollout:
 
     token_ids: np.ndarray  # [T] int64
     policy_mask: np.ndarray  # [T] bool, tokens the model sampled
-    logp_old: np.ndarray  # [T] float32, log-probability at the sampling temperature over the full softmax; NaN elsewhere
+    logp_old: (
+        np.ndarray
+    )  # [T] float32, log-probability at the sampling temperature over the full softmax; NaN elsewhere
     turn_id: np.ndarray  # [T] int64, which reply a token belongs to or leads up to
     group_id: int
     rollout_id: int
@@ -176,7 +178,11 @@ class ChatFormat:
 # Conversations that templates are known to render differently once they go on: thoughts dropped from earlier replies,
 # a default system message, blanks stripped, several observations in a row.
 CONVERSATIONS: tuple[tuple[tuple[str, str], ...], ...] = (
-    (("system", "You act in a room."), ("user", "look"), ("assistant", "<think>\nfirst\n</think>\n\n<action>go</action>")),
+    (
+        ("system", "You act in a room."),
+        ("user", "look"),
+        ("assistant", "<think>\nfirst\n</think>\n\n<action>go</action>"),
+    ),
     (("user", "one"), ("assistant", "<think></think> two "), ("user", " three\n"), ("assistant", "four")),
     (("user", "one"), ("assistant", ""), ("user", "<tool_response>\n{}\n</tool_response>"), ("assistant", "<think>x")),
 )

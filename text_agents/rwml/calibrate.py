@@ -6,12 +6,14 @@ state against one that came at another time). The proposal is the largest thresh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from vla_wmrl.errors import require
+from vla_wmrl.tracking import plain, write_json
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,34 @@ PHRASES = (
     ("Nothing happens.", "That does nothing."), ("In it, you see", "Inside it, you see"), ("You open the", "You have opened the"),
     ("is closed.", "is shut."),
 )  # fmt: skip
+
+
+def measure(states: Sequence[str], embedder, pairs: int, precision: float, seed: int = 0) -> tuple[Threshold, dict]:
+    """(proposal, what it rests on): distances of states to themselves in other words, and to other states."""
+    rng = np.random.default_rng(seed)
+    different = sorted(set(states))
+    other = shuffled_pairs(different, rng, pairs)
+    same = [(s, retold(s, rng)) for s in (different[i] for i in rng.integers(len(different), size=pairs))]
+    changed = [pair for pair in same if pair[0] != pair[1]]
+    near = embedder.distances(*zip(*(changed or same), strict=True))
+    far = embedder.distances(*zip(*other, strict=True))
+    quantiles = (0.05, 0.25, 0.5, 0.75, 0.95)
+    facts = {
+        "states": len(different), "retold_pairs": len(near), "other_pairs": len(far),
+        "retold_distance_quantiles": dict(zip(map(str, quantiles), np.quantile(near, quantiles).round(4), strict=True)),
+        "other_distance_quantiles": dict(zip(map(str, quantiles), np.quantile(far, quantiles).round(4), strict=True)),
+    }  # fmt: skip
+    return propose(near, far, precision), facts
+
+
+def main(cfg) -> None:
+    from text_agents.rwml import triplets
+    from text_agents.rwml.rewards import Embedder
+
+    states = [t.next_state for t in triplets.read(cfg.triplets, cfg.split) if t.kind != "tool"]
+    require(len(set(states)) >= 2, f"{cfg.triplets} has fewer than two different states: collect more triplets")
+    found, facts = measure(states, Embedder(cfg.embedder), cfg.pairs, cfg.precision, cfg.seed)
+    result = {"embedder": cfg.embedder, "precision_wanted": cfg.precision, "proposal": asdict(found)} | facts
+    if cfg.output:
+        write_json(cfg.output, result)
+    print(json.dumps(plain(result), indent=1))

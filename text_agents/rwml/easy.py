@@ -47,4 +47,4 @@ def _uniform(seed: int, name: str) -> float:
 
 def report(flagged: np.ndarray, kept: np.ndarray) -> dict[str, float]:
     """Shares for the data card. RWML's are 0.275 flagged, 0.247 dropped (ALFWorld, from its counts)."""
-    return {"n": int(len(flagged)), "flagged": float(np.mean(flagged)), "dropped": float(1.0 - np.mean(kept))}
+    return {"n": len(flagged), "flagged": float(np.mean(flagged)), "dropped": float(1.0 - np.mean(kept))}
