@@ -1,13 +1,13 @@
-"""Our ALFWorld engine beside stock TextWorld: the same random walks, transcripts compared word by word, seconds of each.
+"""Our ALFWorld engine beside stock TextWorld: the same random walks, transcripts compared word by word, and timed.
 
-A walk takes admissible commands, now and then one that is not. Loading is what an episode pays before its first command:
-stock reads and translates, ours does too with an empty cache ("cold") and reads the disk cache with a filled one ("warm").
+A walk takes admissible commands, now and then one that is not. Loading is what an episode pays before its first
+command: stock reads and translates, ours does so with an empty cache ("cold") and reads a filled one ("warm").
 Seconds are CPU seconds of the process, so that other work on the machine changes them less. Run:
 
     python benchmarks/alfworld_speed.py --data=$ALFWORLD_DATA --games=50 --steps=25 --output_dir results/alfworld_speed
 
-Games already in the output's episodes.jsonl are skipped, so the comparison can be made in parts (--limit). Memory: after the
-walks, every game of the split (at most 200) is loaded and walked 5 steps on our engine, and the resident size is printed.
+Games already in the output's episodes.jsonl are skipped, so the comparison can be made in parts (--limit). Memory:
+after the walks, games of the split (at most 200) are loaded and walked 5 steps on our engine, with the resident size.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ def summary(rows: list[dict], args) -> dict:
         "steps_per_s": steps / total["walk_s"], "stock_steps_per_s": steps / total["stock_walk_s"],
         "load_cold_s": total["load_cold_s"] / len(rows), "load_warm_s": total["load_warm_s"] / len(rows),
         "stock_load_s": total["stock_load_s"] / len(rows),
-        "speedup_steps": total["stock_walk_s"] / total["walk_s"], "speedup_load_cold": total["stock_load_s"] / total["load_cold_s"],
+        "speedup_steps": total["stock_walk_s"] / total["walk_s"],
+        "speedup_load_cold": total["stock_load_s"] / total["load_cold_s"],
         "speedup_load_warm": total["stock_load_s"] / total["load_warm_s"],
-        "speedup_episode_warm": (total["stock_load_s"] + total["stock_walk_s"]) / (total["load_warm_s"] + total["walk_s"]),
+        "speedup_episode_warm": (total["stock_load_s"] + total["stock_walk_s"])
+        / (total["load_warm_s"] + total["walk_s"]),
         "versions": versions(), "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""ALFWorld (arXiv 2010.03768) as an environment, an episode and a result: 30 steps, admissible commands, real game files.
+"""ALFWorld (arXiv 2010.03768) as an environment, an episode and a result: 30 steps, admissible commands, real games.
 
 The games run on TextWorld's grammar and Fast Downward's translation, stepped here (`alfworld_games`) instead of in
 TextWorld: the transcripts are the same, several tens of times faster, and a state can be continued from.

@@ -1,7 +1,7 @@
 """ALFWorld games as files and as immutable machines: find them, check them, name them by a hash, start and step them.
 
-A game is one file, `<split>/<task_type>-<object>-<movable>-<target>-<scene>/<trial>/game.tw-pddl`: JSON with the PDDL, the
-grammar, a walkthrough. Official splits: train 3,553, valid_seen 140 (the papers' ID), valid_unseen 134 (OOD).
+A game is one file, `<split>/<task_type>-<object>-<movable>-<target>-<scene>/<trial>/game.tw-pddl`: JSON with the PDDL,
+the grammar, a walkthrough. Official splits: train 3,553, valid_seen 140 (the papers' ID), valid_unseen 134 (OOD).
 """
 
 from __future__ import annotations

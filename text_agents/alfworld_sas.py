@@ -1,7 +1,7 @@
 """A planning task in SAS+ form as a state machine: what is applicable, what an operator does, is the goal reached.
 
-States are immutable bytes, so that a state can be kept, hashed and continued from (branch groups), and nothing leaks or
-has to be freed. The format is Fast Downward's translator output, version 3 (https://www.fast-downward.org, "output.sas").
+States are immutable bytes, so that a state can be kept, hashed and continued from (branch groups), and nothing has to
+be freed. The format is version 3 of the output of Fast Downward's translator ("output.sas").
 
 Non-obvious behaviour
 * `applicable` lists operators in the order of Fast Downward's own successor generator: TextWorld takes the first of the
@@ -150,7 +150,7 @@ class SasTask:
 
 
 def _grow(rows: list[tuple[int, tuple[Literal, ...]]], depth: int):
-    """A decision tree over conditions: (operators without further ones, switches). Switches are reversed, for a stack."""
+    """A decision tree over conditions: (operators without further ones, switches, reversed for a stack)."""
     here = [number for number, conditions in rows if len(conditions) == depth]
     split: dict[int, dict[int, list]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
 """Games of our own in ALFWorld's domain: rooms from small tables, PDDL problems from rooms, walkthroughs that win.
 
-For the quick start, tests and CI, where the official games are not at hand. Domain and grammar are the ones the alfworld
-package ships; the files load in stock ALFWorld too. Everything follows from the seed.
+For the quick start, tests and CI, where the official games are not at hand. Domain and grammar are the ones that the
+alfworld package ships; the files load in stock ALFWorld too. Everything follows from the seed.
 
 Non-obvious behaviour
 * Scenes are numbered from 900, which AI2-THOR does not use, so that no game passes for an official one.
@@ -35,12 +35,14 @@ ROOMS: dict[str, tuple[tuple[str, int], ...]] = {
     "bathroom": (("CounterTop", 1), ("SinkBasin", 2), ("Cabinet", 3), ("Toilet", 1), ("Shelf", 1), ("GarbageCan", 1)),
 }  # fmt: skip
 OPENABLE = ("Cabinet", "Drawer", "Fridge", "Microwave", "Safe")
+FOOD_PLACES = ("CounterTop", "DiningTable", "Fridge", "Microwave", "SinkBasin", "GarbageCan")
+DISH_PLACES = ("CounterTop", "DiningTable", "Cabinet", "Fridge", "Microwave", "SinkBasin")
 # object -> (what can be done to it, rooms it is found in, what it fits in)
 OBJECTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "Apple": ("clean heat cool", ("kitchen",), ("CounterTop", "DiningTable", "Fridge", "Microwave", "SinkBasin", "GarbageCan")),
-    "Potato": ("clean heat cool", ("kitchen",), ("CounterTop", "DiningTable", "Fridge", "Microwave", "SinkBasin", "GarbageCan")),
-    "Mug": ("clean heat cool", ("kitchen",), ("CounterTop", "DiningTable", "Cabinet", "Fridge", "Microwave", "SinkBasin")),
-    "Plate": ("clean heat cool", ("kitchen",), ("CounterTop", "DiningTable", "Cabinet", "Fridge", "Microwave", "SinkBasin")),
+    "Apple": ("clean heat cool", ("kitchen",), FOOD_PLACES),
+    "Potato": ("clean heat cool", ("kitchen",), FOOD_PLACES),
+    "Mug": ("clean heat cool", ("kitchen",), DISH_PLACES),
+    "Plate": ("clean heat cool", ("kitchen",), DISH_PLACES),
     "Spoon": ("clean", ("kitchen",), ("CounterTop", "DiningTable", "Drawer", "SinkBasin")),
     "SaltShaker": ("", ("kitchen",), ("CounterTop", "DiningTable", "Cabinet", "Drawer")),
     "Pen": ("", ("bedroom", "living room"), ("Desk", "Drawer", "Shelf", "SideTable", "CoffeeTable", "GarbageCan")),
@@ -97,7 +99,7 @@ def make_scene(number: int, arrangement: int) -> Scene:
 
 
 def possible_tasks(scene: Scene) -> list[tuple[str, str, str]]:
-    """(task type, object, target) of every task of the scene that is not done already; looking has a lamp for a target."""
+    """(task type, object, target) of every task of the scene that is not done already; to look at it: under a lamp."""
     kinds = {kind for kind, _ in scene.objects.values()} - {"DeskLamp"}
     places = set(scene.receptacles.values())
     found = []

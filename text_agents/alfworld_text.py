@@ -1,7 +1,7 @@
-"""The text of a game: commands and feedback from TextWorld's context-sensitive grammar, without parsing or copying twice.
+"""The text of a game: commands and feedback from TextWorld's context-sensitive grammar, parsed once.
 
-TextWorld's own parsers read the grammar and its queries (each text once a process); deriving text from them is done here
-on tuples. Transcripts equal stock TextWorld's: `benchmarks/alfworld_speed.py` compares them.
+TextWorld's own parsers read the grammar and its queries (each text once a process); deriving text is done here, on
+tuples. Transcripts equal stock TextWorld's: `benchmarks/alfworld_speed.py` compares them.
 
 Non-obvious behaviour
 * Facts are TextWorld's view, not the planner's: an operator asserts all its effects, in order, also conditional ones
@@ -42,7 +42,7 @@ class Entity(NamedTuple):
 
 
 class Facts:
-    """A set of facts by signature, with each signature's facts sorted when asked for. Copies share what did not change."""
+    """A set of facts by signature, with each signature's facts sorted when asked for. Copies share sets."""
 
     def __init__(self, types: dict[str, str], rows: Iterable[Iterable[str]] = ()):
         self._types = types
@@ -113,7 +113,7 @@ def _node(symbol) -> tuple:
 
 
 def predicates_asked(nodes: tuple) -> set[str] | None:
-    """Predicates (without "not_") that a piece of grammar asks for; None where it names a rule, which may ask for any."""
+    """Predicates (without "not_") that a piece of grammar asks for; None where it names a rule (it may ask for any)."""
     asked: set[str] = set()
     for node in nodes:
         inner = node[1:2] if node[0] in ("if", "list") else ()

@@ -114,7 +114,7 @@ def translate(domain: str, problem: str, optimize: bool = False) -> Tables:
 
 
 def _initial_facts(task, sas: str) -> list[list[str]]:
-    """Facts at the start as TextWorld knows them: the problem's own, then those of the first state (derived ones too)."""
+    """Facts at the start as TextWorld knows them: the problem's own and those of the first state, derived too."""
     facts = []
     for entry in task.init:
         if hasattr(entry, "fluent"):  # a numeric assignment: distances and costs, which the text does not mention

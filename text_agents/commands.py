@@ -1,4 +1,4 @@
-"""`vla-wmrl text COMMAND`: the commands of the text environments. Heavy modules are imported after arguments are checked."""
+"""`vla-wmrl text COMMAND`: what is heavy is imported after the arguments are checked."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ModelSection:
 
 @dataclass
 class PlayConfig:
-    """Play ALFWorld games: one JSON line an episode, success and invalid actions with versions and a hash of the games."""
+    """Play ALFWorld games: one JSON line an episode; success and invalid actions with versions and games hash."""
 
     output_dir: str | None = None  # gets episodes.jsonl and summary.json
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
@@ -119,7 +119,7 @@ class TripletsConfig:
 
 @dataclass
 class CalibrateConfig:
-    """Propose the distance threshold tau_d for an embedder, from triplets: precision on true and on exchanged states."""
+    """Propose the threshold tau_d for an embedder, from triplets: precision on true and on exchanged states."""
 
     triplets: str | None = None  # folder made by `vla-wmrl text triplets`
     split: str = "train"

@@ -131,8 +131,8 @@ def sample(
 ) -> list[Reply]:
     """One reply to each prompt of token ids. temperature 0: the most likely token each time.
 
-    Every row has random numbers of its own, keyed by (seed, keys[i]) (default: its index), so that a row's reply does not
-    depend on the rows beside it; top_p is 1, so that log-probabilities are those of the full softmax.
+    Every row has random numbers of its own, keyed by (seed, keys[i]) (default: its index), so that a row's reply does
+    not depend on the rows beside it; top_p is 1, so that log-probabilities are those of the full softmax.
     """
     import torch
 
@@ -188,7 +188,7 @@ def _pick(logp: Any, temperature: float, rngs: Sequence[np.random.Generator]) ->
 
 
 def score(model: Any, token_ids: Any, attention_mask: Any, temperature: float = 1.0) -> Any:
-    """Log-probabilities [B, T] of right-padded ids [B, T] at a temperature, in fp32; column 0 is 0 (nothing precedes it)."""
+    """Log-probabilities [B, T] of right-padded ids [B, T] at a temperature, in fp32; column 0 is 0."""
     import torch
 
     logits = model(token_ids, attention_mask=attention_mask).logits[:, :-1].float() / temperature

@@ -18,7 +18,7 @@ from vla_wmrl.tracking import JsonLines, write_json
 
 
 class ModelAgent:
-    """A language model that acts in ALFWorld, one prompt a step (history in the prompt, oldest left out when too long)."""
+    """A language model that acts in ALFWorld, one prompt a step with the history that fits in it."""
 
     def __init__(self, cfg: ModelSection, list_commands: bool = True):
         from text_agents import language_model

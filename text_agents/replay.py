@@ -1,4 +1,4 @@
-"""`vla-wmrl text replay`: does our adapter carry tau2-bench's own solutions to reward 1? And what does doing nothing score?"""
+"""`vla-wmrl text replay`: do tau2-bench's own solutions score 1 through our adapter, and nothing 0?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def main(cfg: ReplayConfig) -> None:
             result = replay_ground_truth(Tau2Task(domain, task_id), cfg.solo)
             middle = time.process_time()
             rows.append({
-                "domain": domain, "task_id": task_id, "reward": result.reward, "stop_reason": result.info["stop_reason"],
+                "domain": domain, "task_id": task_id, "reward": result.reward,
+                "stop_reason": result.info["stop_reason"],
                 "do_nothing": tau2_data.do_nothing_reward(domain, task_id), "replay_s": middle - start,
                 "do_nothing_s": time.process_time() - middle,
             })  # fmt: skip

@@ -4,8 +4,8 @@ An action of the agent is a text for the user, or one tool call as JSON, {"name"
 <tool_call> tags. In solo mode (telecom) there is no user: the agent has both sets of tools and ends with `done`.
 
 Non-obvious behaviour
-* `reward` is None while the episode runs and where the harness failed (the user did not answer, or went in circles): such
-  episodes are left out. tau2 itself scores them 0. An episode cut by `max_steps` scores 0, as tau2 defines it.
+* `reward` is None while the episode runs and where the harness failed (the user did not answer, or went in circles):
+  such episodes are left out. tau2 itself scores them 0. An episode cut by `max_steps` scores 0, as tau2 defines it.
 * Some tasks require nothing: an agent that ends at once scores 1 on 7 airline and 2 retail tasks (`do_nothing_reward`).
 """
 

@@ -125,7 +125,7 @@ class ChatUser:
 def openai_endpoint(
     base_url: str, model: str, key: str = "none", temperature: float = 0.0, timeout_s: float = 60.0
 ) -> Complete:
-    """`complete` for ChatUser over POST {base_url}/chat/completions. It raises UserFailure when that does not answer."""
+    """`complete` for ChatUser over POST {base_url}/chat/completions. UserFailure when that does not answer."""
 
     def complete(messages: list[dict], tools: list[dict]) -> dict:
         body = {"model": model, "messages": messages, "temperature": temperature}

@@ -199,8 +199,8 @@ def check_prefix(chat: ChatFormat) -> None:
             after = chat.render([*messages[:n], {"role": "user", "content": "go on"}])
             if after[: len(before)] != before:
                 raise UserError(
-                    "the chat template changes earlier messages when a conversation goes on (it drops thoughts, or adds a "
-                    "system message): train on single steps, or pass a template that does not (shipped: chatml)"
+                    "the chat template changes earlier messages when a conversation goes on (it drops thoughts, or "
+                    "adds a system message): train on single steps, or pass a template that does not (shipped: chatml)"
                 )
 
 

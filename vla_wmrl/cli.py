@@ -1,6 +1,6 @@
 """The command `vla-wmrl`: reads a config, composes, and turns mistakes into one line and exit code 2.
 
-The only module of the core that knows `sim` and `text_agents`; it imports them (as all that is heavy) when they are needed.
+The only module of the core that knows `sim` and `text_agents`; imported, as all that is heavy, when needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ALFWorld: the fast engine says what stock TextWorld says, and a wrong file or a wrong command cannot pass for success."""
+"""ALFWorld: the fast engine says what stock TextWorld says; a wrong file or command cannot pass for success."""
 
 import json
 import multiprocessing

@@ -27,7 +27,7 @@ def test_the_tasks_own_actions_score_one(domain, n):
 def test_solo_mode_gives_the_agent_both_sets_of_tools_and_ends_with_done():
     result = replay_ground_truth(Tau2Task("telecom", telecom_ids()[0]), solo_mode=True)
     assert (result.reward, result.info["stop_reason"]) == (1.0, "agent_stop")
-    with pytest.raises(UserError, match="no solo mode|no ticket"):
+    with pytest.raises(UserError, match=r"no solo mode|no ticket"):
         Tau2Env(solo_mode=True).reset(Tau2Task("retail", "0"))
 
 

@@ -1,4 +1,4 @@
-"""Token transcripts: sampled ids are never re-encoded, masks are never mixed up, templates that rewrite history are refused."""
+"""Token transcripts: sampled ids are never re-encoded, masks not mixed up, templates that rewrite history refused."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ class Threshold:
 
 
 def curve(same: np.ndarray, other: np.ndarray, taus: np.ndarray) -> dict[str, np.ndarray]:
-    """Recall, false positives and precision [T] at thresholds [T], from distances of pairs that should and should not count.
+    """Recall, false positives and precision [T] at thresholds [T], from distances of pairs of both kinds.
 
     Precision weighs both kinds equally, however many there are of each; NaN where nothing is nearer.
     """
@@ -79,7 +79,8 @@ def retold(state: str, rng: np.random.Generator) -> str:
 
 PHRASES = (
     ("You arrive at", "You are now at"), ("You pick up the", "You take the"), ("You move the", "You put the"),
-    ("Nothing happens.", "That does nothing."), ("In it, you see", "Inside it, you see"), ("You open the", "You have opened the"),
+    ("Nothing happens.", "That does nothing."), ("In it, you see", "Inside it, you see"),
+    ("You open the", "You have opened the"),
     ("is closed.", "is shut."),
 )  # fmt: skip
 

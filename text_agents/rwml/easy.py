@@ -17,7 +17,7 @@ from vla_wmrl.errors import require
 
 
 def flag(rewards: np.ndarray, share: float = 1.0) -> np.ndarray:
-    """Which of N triplets are too easy [N] bool, from rewards [N, K] of K predictions each: at least `share` of them right.
+    """Which of N triplets are too easy [N] bool, from rewards [N, K] of K predictions each, by the share that is right.
 
     A missing reward (NaN) is not counted; a triplet with none at all is not flagged.
     """

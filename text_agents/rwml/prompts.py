@@ -1,6 +1,6 @@
 """Prompts of the two roles of one model: acting in ALFWorld or tau2-bench, and predicting what an action leads to.
 
-Own words, after the description in RWML's tables A4 to A7 (arXiv 2602.05842): history, observation and a potential action
+Own words, after the description in RWML's tables A4 to A7 (arXiv 2602.05842): history, observation and potential action
 in, thoughts in <think></think> and the observation in <next_state></next_state> out.
 """
 
@@ -60,5 +60,5 @@ def predict(triplet: Triplet, history: Sequence[tuple[str, str]] | None = None) 
 
 
 def sft_label(triplet: Triplet) -> str:
-    """What supervised training of the world model imitates: no thoughts, the state (their tags stay, for RL after it)."""
+    """What supervised training of the world model imitates: no thoughts, the state (the tags stay, for RL)."""
     return f"<think>\n\n</think>\n<next_state>{triplet.next_state.strip()}</next_state>"

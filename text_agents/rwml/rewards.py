@@ -1,10 +1,10 @@
-"""Rewards of next-state prediction (RWML, arXiv 2602.05842, s2.2 and appendix C.1): how near a prediction is to what came.
+"""Rewards of next-state prediction (RWML, arXiv 2602.05842, s2.2 and appendix C.1): how near a prediction is.
 
     ALFWorld, tau2 user turns:  1 if 1 - cos(E(pred), E(true)) < tau_d else 0      tau_d 0.2, and 0.4 for users
     tau2 tool turns:            ROUGE(pred, true) rounded to the nearest 0.2
 
-A prediction is what stands in <next_state></next_state>; without the tags it scores 0. The paper does not name its ROUGE
-variant: rougeL F1 here. tau_d is a distance on one embedder's scale: another embedder needs another (`calibrate`).
+A prediction is what stands in <next_state></next_state>; without the tags it scores 0. The paper does not name its
+ROUGE variant: rougeL F1 here. tau_d is a distance on one embedder's scale: another needs another (`calibrate`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCORE = re.compile(r"\{.*\}", re.S)
 
 
 def predicted_state(output: str) -> str | None:
-    """What the model predicts: the last <next_state> after its thoughts, stripped; None without one or with an empty one."""
+    """What the model predicts: the last <next_state> after its thoughts, stripped; None without one or if empty."""
     after = output.rpartition("</think>")[2]
     found = _STATE.findall(after)
     return (found[-1].strip() or None) if found else None
@@ -88,7 +88,7 @@ class Embedder:
 
 
 def model_folder(path: str) -> str:
-    """A model's folder: "package:NAME" becomes the folder in the installed package. Raises UserError where it is missing."""
+    """A model's folder: "package:NAME" becomes the one in the package. Raises UserError where it is missing."""
     name = path.removeprefix("package:")
     if name == path:
         return path

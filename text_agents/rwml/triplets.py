@@ -1,7 +1,7 @@
-"""Triplets (history, action, next state) for next-state prediction: a parquet file, and a card that says where they are from.
+"""Triplets (history, action, next state) for next-state prediction: parquet files, and a card that says where from.
 
-RWML (arXiv 2602.05842, s2.2): from the model's own rollouts, 90 % to train and 10 % to validate, split by task so that no
-task is on both sides.
+RWML (arXiv 2602.05842, s2.2): from the model's own rollouts, 90 % to train and 10 % to validate, split by task so that
+no task is on both sides.
 """
 
 from __future__ import annotations
