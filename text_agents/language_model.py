@@ -140,7 +140,7 @@ def sample(
     keys = range(len(prompts)) if keys is None else keys
     rngs = [np.random.default_rng([seed, key]) for key in keys]
     width = max(map(len, prompts))
-    ids = torch.full((len(prompts), width), end_id, dtype=torch.long, device=device)
+    ids = torch.full((len(prompts), width), max(end_id, 0), dtype=torch.long, device=device)
     mask = torch.zeros_like(ids)
     for i, prompt in enumerate(prompts):  # on the left, so that all rows continue at the same column
         ids[i, width - len(prompt) :] = torch.tensor(list(prompt), device=device)

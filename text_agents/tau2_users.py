@@ -49,9 +49,10 @@ class ScriptedUser:
     """
 
     runs: list[list[tuple[str, dict]]] = field(default_factory=list)
+    made: int = 0  # runs so far
 
     def begin(self, task, tools: list[dict]) -> UserTurn:
-        self.runs = user_runs(task)
+        self.runs, self.made = user_runs(task), 0
         instructions = task.user_scenario.instructions
         known = getattr(instructions, "known_info", None) or ""
         reason = getattr(instructions, "reason_for_call", None) or str(instructions)
@@ -59,8 +60,9 @@ class ScriptedUser:
 
     def turn(self, heard: list[dict]) -> UserTurn:
         if heard[-1]["role"] == "tool":
-            return UserTurn("Done." if self.runs else f"Done, thank you. {STOP_WORDS[0]}")
+            return UserTurn(f"Done, that was step {self.made}.")
         if self.runs:
+            self.made += 1
             return UserTurn(calls=tuple(self.runs.pop(0)))
         return UserTurn(f"Thank you. {STOP_WORDS[0]}")
 
@@ -101,7 +103,7 @@ class ChatUser:
         return self.turn([{"role": "assistant", "content": "Hi! How can I help you today?"}])
 
     def turn(self, heard: list[dict]) -> UserTurn:
-        ids = [call["id"] for call in self.messages[-1].get("tool_calls") or ()]
+        ids = [call.get("id", "") for call in self.messages[-1].get("tool_calls") or ()]
         for message in heard:  # roles are seen from the user's side
             own = message["role"] == "tool"
             self.messages.append(
@@ -138,7 +140,7 @@ def openai_endpoint(
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as reply:
                 return json.load(reply)["choices"][0]["message"]
-        except (OSError, ValueError, KeyError, IndexError) as error:
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise UserFailure(f"the user model at {base_url} did not answer: {error}") from error
 
     return complete

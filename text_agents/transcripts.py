@@ -135,7 +135,8 @@ class ChatFormat:
         )
         require(tokenizer.eos_token_id is not None, "the tokenizer has no end-of-turn token")
         self.end_id = int(tokenizer.eos_token_id)
-        self._after: dict[str, list[int]] = {}
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._specials = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
         check_prefix(self)
 
     def render(self, messages: Sequence[dict[str, str]], reply_next: bool = True) -> list[int]:
@@ -165,7 +166,7 @@ class ChatFormat:
 
     def neutral(self, text: str) -> str:
         """Text in which special tokens are spelled so that they are text: no observation may end a turn."""
-        for token in self.tokenizer.all_special_tokens:
+        for token in self._specials:
             if token in text:
                 text = text.replace(token, token[:1] + " " + token[1:])
         return text

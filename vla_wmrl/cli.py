@@ -92,9 +92,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     command, rest = argv[0], list(argv[1:])
     if command == "text":
-        from text_agents import commands
-
-        return commands.run(rest)
+        return importlib.import_module("text_agents.commands").run(rest)
     require(command in COMMANDS, f"unknown command {command!r}{nearest(command, [*COMMANDS, 'text'])}")
     cls, module, function = COMMANDS[command]
     if "--help" in rest or "-h" in rest:

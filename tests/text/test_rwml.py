@@ -1,6 +1,7 @@
-"""RWML's data and rewards: a generic sentence earns nothing, a missing prediction or judge is not a score, splits are clean."""
+"""RWML's data and rewards: a generic sentence earns nothing, what is missing is not a score, splits are clean."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,8 +102,12 @@ def test_the_threshold_is_the_largest_that_is_precise_enough():
 
 
 def test_calibration_with_a_real_embedder_tells_states_apart(embedder):
-    states = [f"You arrive at {p} {i}. On the {p} {i}, you see a {o} 1, a pen {i}, and a mug 2." for p in ("desk", "shelf")
-              for i in (1, 2) for o in ("book", "vase")]  # fmt: skip
+    states = [
+        f"You arrive at {place} {i}. On the {place} {i}, you see a {thing} 1, a pen {i}, and a mug 2."
+        for place in ("desk", "shelf")
+        for i in (1, 2)
+        for thing in ("book", "vase")
+    ]
     states += [
         "You open the fridge 1. The fridge 1 is open. In it, you see a egg 1, and a apple 2.",
         "Nothing happens.",
@@ -161,7 +166,8 @@ def collected(games):
 def test_a_triplet_holds_what_came_before_and_not_what_comes_after(collected):
     third = collected[2]
     assert third.step == 2 and [a for a, _ in third.turns] == [collected[0].action, collected[1].action]
-    assert third.observation == collected[1].next_state and third.next_state not in prompts.predict(third)
+    assert third.observation == collected[1].next_state
+    assert prompts.predict(replace(third, next_state="something else")) == prompts.predict(third)
     assert third.action in prompts.predict(third)
     assert rewards.predicted_state(prompts.sft_label(third)) == third.next_state.strip()
 
