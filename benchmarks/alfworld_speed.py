@@ -36,7 +36,12 @@ def seconds(call):
 def ours(game, steps: int, seed: int, folder: Path) -> tuple[list, float, float]:
     """(transcript, seconds to load and start, seconds of the walk)."""
     fresh = open_game(game.path)
-    _, load = seconds(lambda: fresh.__dict__.update(machine=Machine(fresh.data, folder)) or fresh.start())
+
+    def start() -> None:
+        fresh.__dict__["machine"] = Machine(fresh.data, folder)
+        fresh.start()
+
+    _, load = seconds(start)
     lines, walk = seconds(lambda: stock.walk(fresh, steps, seed))
     return lines, load, walk
 
@@ -66,6 +71,7 @@ def memory(split: str, data: str | None, limit: int) -> dict:
     sizes = []
     for i, game in enumerate(find_games(split, data, limit=limit)):
         stock.walk(game, 5)
+        game.release()
         if i % 10 == 9:
             sizes.append(round(process.memory_info().rss / 2**20, 1))
     return {"games": i + 1, "mb_every_10_games": sizes}

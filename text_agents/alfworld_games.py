@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,6 +69,11 @@ class Game:
     @cached_property
     def machine(self) -> Machine:
         return Machine(self.data)
+
+    def release(self) -> None:
+        """Let go of the tables (megabytes a game); they are read again when needed. States that exist stay usable."""
+        for name in ("machine", "data"):
+            self.__dict__.pop(name, None)
 
     def start(self) -> tuple[GameState, str]:
         """The first state and the text that opens the game."""
@@ -209,18 +213,3 @@ def games_hash(games: Sequence[Game]) -> str:
     """One hash for a set of games, whatever its order and folder: 16 hex digits of sha256."""
     lines = sorted(f"{game.name} {game.digest}" for game in games)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-class GameCache:
-    """Keeps the machines of the games used last, so that many games do not stay in memory."""
-
-    def __init__(self, size: int = 32):
-        self._size, self._kept = size, OrderedDict()
-
-    def touch(self, game: Game) -> Game:
-        """The same game, with its machine kept; the one unused for longest lets go of its own."""
-        kept = self._kept.pop(game.digest, game)
-        self._kept[game.digest] = kept
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
-        return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,8 +59,10 @@ class StockGame:
 
     def start(self, game: Game):
         demangler, infos = self._wrappers
+        before = sys.argv
         self.env = self._textworld.start(str(game.path), request_infos=self._infos, wrappers=[demangler(), infos])
-        return self.env.reset()
+        state, sys.argv = self.env.reset(), before  # the translator replaces it
+        return state
 
     def walk(self, game: Game, steps: int, seed: int = 0) -> list[Line]:
         """The same random walk as `walk`."""

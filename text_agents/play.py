@@ -84,7 +84,7 @@ def main(cfg: PlayConfig) -> None:
     out, episodes = JsonLines(folder / "episodes.jsonl"), []
     for i, game in enumerate(games, start=1):
         episode = alfworld.play(game, agent_for(game), cfg.split, cfg.seed, cfg.max_steps)
-        game.__dict__.pop("machine", None)  # its tables are on disk; thousands of games need not stay in memory
+        game.release()
         out.write(alfworld.row(episode))
         episodes.append(episode)
         if i % 20 == 0 or i == len(games):

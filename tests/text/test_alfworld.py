@@ -191,3 +191,12 @@ def test_machines_share_nothing_that_changes(games):
         a, text_a = one.step(a, command)
         b, text_b = two.step(b, command)
         assert text_a == text_b and np.array_equal(a.admissible, b.admissible)
+
+
+def test_a_game_can_let_go_of_its_tables_and_be_played_on(games):
+    game = open_game(games[0].path)
+    state, _ = game.start()
+    game.release()
+    assert "machine" not in vars(game) and "data" not in vars(game)
+    command = next(c for c in state.admissible if c.startswith("go to"))
+    assert game.step(state, command)[1] == games[0].step(games[0].start()[0], command)[1]

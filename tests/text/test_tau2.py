@@ -94,7 +94,7 @@ def test_official_splits_are_the_papers_178_training_tasks_and_do_not_overlap():
         (lambda: tau2_data.task_ids("retail", "tset"), "did you mean test"),
         (lambda: tau2_data.task("retail", "999"), "no task '999'"),
         (lambda: Tau2Env(max_steps=0), "at least 1"),
-        (lambda: Tau2Env().step("hi"), "before a reset"),
+        (lambda: Tau2Env().step("hi"), "before reset"),
     ],
 )
 def test_wrong_input_is_one_clear_line(call, words):

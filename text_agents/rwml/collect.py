@@ -50,7 +50,7 @@ def main(cfg: TripletsConfig) -> None:
         for rollout in range(cfg.rollouts):
             episode = alfworld.play(game, agent_for(game), cfg.split, cfg.seed * 1000 + rollout, cfg.max_steps)
             found += of_alfworld(game, episode, rollout)
-        game.__dict__.pop("machine", None)
+        game.release()
         if i % 20 == 0 or i == len(games):
             print(f"{i}/{len(games)} games, {len(found)} triplets", flush=True)
     unique = data.without_duplicates(found)
