@@ -76,3 +76,18 @@ def test_the_quick_start_makes_games_plays_them_collects_triplets_and_calibrates
     capsys.readouterr()
     assert cli.main(["text", "games", f"--output_dir={games}"]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_a_language_model_plays_and_what_went_wrong_with_its_replies_is_counted(tiny_model, games_folder, tmp_path):
+    argv = ["text", "play", f"--data={games_folder}", "--limit=1", "--agent=model", f"--output_dir={tmp_path}"]
+    argv += ["--max_steps=2"]
+    assert cli.main([*argv, f"--model.path={tiny_model}", "--model.max_new_tokens=4"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["all"]["actions"], summary["malformed_replies"]) == (2, 2)
+    assert summary["model"] == str(tiny_model) and 0 <= summary["cut_replies"] <= 2
+
+
+def test_a_prompt_that_does_not_fit_is_one_clear_line(tiny_model, games_folder, tmp_path, capsys):
+    argv = ["text", "play", f"--data={games_folder}", "--limit=1", "--agent=model", f"--output_dir={tmp_path / 'run'}"]
+    assert cli.main([*argv, f"--model.path={tiny_model}", "--model.max_prompt_tokens=9"]) == 2
+    assert "exceeds the limit of 9" in capsys.readouterr().err

@@ -16,25 +16,6 @@ DROPS_THOUGHTS = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    """A byte-pair tokenizer trained on the spot, so that ids of a text are not unique."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    bpe.train_from_iterator(
-        ["You arrive at desk 1. On the desk 1, you see a pen 1.", "go to desk 1 look <action>"] * 20, trainer
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|im_end|>")
-
-
-@pytest.fixture(scope="module")
 def chat(tokenizer):
     return ChatFormat(tokenizer, shipped("chatml"))
 
