@@ -85,6 +85,7 @@ def test_a_model_without_a_chat_template_is_one_clear_line(tokenizer):
         shipped("chatlm")
 
 
+@pytest.mark.slow  # once: the tokenizer is read from the GGUF file and kept
 def test_smollm2s_own_template_is_a_prefix_of_its_continuation():
     from text_agents.language_model import load_tokenizer
 
