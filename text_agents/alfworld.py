@@ -20,7 +20,7 @@ from vla_wmrl.errors import UserError, require
 
 MAX_STEPS = 30  # RWML's limit in evaluation (arXiv 2602.05842, s3.1); 15 while its policies train
 INEFFICIENT = ("look", "inventory", "help", "examine")  # first words of commands that change nothing in the world
-PROTOCOL = f"ALFWorld, TextWorld games, at most {MAX_STEPS} steps, success = goal reached, one command a step"
+PROTOCOL = "ALFWorld, TextWorld games, at most {max_steps} steps, success = goal reached, one command a step"
 
 
 class AlfworldEnv:
@@ -133,7 +133,7 @@ def walkthrough_agent(game: Game) -> Agent:
     return lambda observation, commands, rng: plan[len(commands)] if len(commands) < len(plan) else "look"
 
 
-def summarize(episodes: Sequence[Episode], games: Sequence[Game]) -> dict:
+def summarize(episodes: Sequence[Episode], games: Sequence[Game], max_steps: int = MAX_STEPS) -> dict:
     """Success, steps and the share of invalid or inefficient actions, overall and by task type, with versions and hash.
 
     Raises UserError for an empty list: a rate of nothing is no result.
@@ -141,7 +141,7 @@ def summarize(episodes: Sequence[Episode], games: Sequence[Game]) -> dict:
     require(len(episodes) > 0, "no episodes: nothing to summarize")
     kinds = sorted({e.task_type for e in episodes})
     return {
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL.format(max_steps=max_steps),
         "versions": versions(),
         "games_hash": games_hash(games),
         "all": _rates(episodes),

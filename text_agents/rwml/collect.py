@@ -10,7 +10,7 @@ from text_agents.config import TripletsConfig
 from text_agents.play import make_agent
 from text_agents.rwml import triplets as data
 from text_agents.rwml.schema import mask_answer
-from text_agents.tau2 import Tau2Env, Tau2Task, ground_truth_actions
+from text_agents.tau2 import REPLAY_STEPS, Tau2Env, Tau2Task, ground_truth_actions
 
 
 def of_alfworld(game, episode: alfworld.Episode, rollout: int) -> list[data.Triplet]:
@@ -26,7 +26,7 @@ def of_tau2(task: Tau2Task, actions: list[str] | None = None, user=None, rollout
 
     The prompt's "task" is what is known about the user; what the user wants is not in it.
     """
-    env = Tau2Env(user, max_steps=200)
+    env = Tau2Env(user, max_steps=REPLAY_STEPS)
     observations, kinds, valid, done = [env.reset(task).text], [], [], []
     for action in ground_truth_actions(task) if actions is None else actions:
         result = env.step(action)
