@@ -83,9 +83,14 @@ class ReplayConfig:
     split: str = "base"  # official split of each domain
     every: int = 1  # take every n-th task
     solo: bool = False  # no user (telecom only)
+    resume: bool = False  # keep the tasks that output_dir holds and replay the rest
+    limit: int | None = None  # replay this many tasks, then stop (--resume goes on); null: all
 
     def validate(self) -> None:
-        check_new_folder(self.output_dir, "the episodes")
+        if not self.resume:
+            check_new_folder(self.output_dir, "the episodes")
+        require(self.output_dir is not None, "--resume needs --output_dir=FOLDER of the replay to continue")
+        require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
         require(len(self.domains) > 0, "domains is empty: name at least one")
         for domain in self.domains:
             require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")

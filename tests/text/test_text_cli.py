@@ -91,3 +91,13 @@ def test_a_prompt_that_does_not_fit_is_one_clear_line(tiny_model, games_folder, 
     argv = ["text", "play", f"--data={games_folder}", "--limit=1", "--agent=model", f"--output_dir={tmp_path / 'run'}"]
     assert cli.main([*argv, f"--model.path={tiny_model}", "--model.max_prompt_tokens=9"]) == 2
     assert "exceeds the limit of 9" in capsys.readouterr().err
+
+
+def test_a_replay_in_parts_is_the_replay_in_one(tmp_path):
+    argv = ["text", "replay", "--domains=telecom", "--split=small", "--every=10", f"--output_dir={tmp_path}"]
+    assert cli.main([*argv, "--limit=1"]) == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["complete"] is False
+    assert cli.main([*argv, "--resume"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"] and summary["domains"]["telecom"]["tasks"] == summary["planned"] == 2
+    assert summary["domains"]["telecom"]["reward_1"] == 2 and summary["domains"]["telecom"]["do_nothing_1"] == 0
