@@ -64,10 +64,10 @@ class StockGame:
         state, sys.argv = self.env.reset(), before  # the translator replaces it
         return state
 
-    def walk(self, game: Game, steps: int, seed: int = 0) -> list[Line]:
-        """The same random walk as `walk`."""
+    def walk(self, game: Game, steps: int, seed: int = 0, started=None) -> list[Line]:
+        """The same random walk as `walk`, from the state that `start` returned, or from a start of its own."""
         choose, steps = commands_for(game, steps, seed)
-        state = self.start(game)
+        state = self.start(game) if started is None else started
         lines = [Line("", state.feedback, tuple(state.admissible_commands), state.won)]
         for _ in range(steps):
             command = choose(lines[-1].admissible)
