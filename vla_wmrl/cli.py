@@ -1,6 +1,6 @@
 """The command `vla-wmrl`: reads a config, composes, and turns mistakes into one line and exit code 2.
 
-The only module of the core that knows `sim`, and it imports it (as all that is heavy) after the arguments are checked.
+The only module of the core that knows `sim` and `text_agents`; imported, as all that is heavy, when needed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MAY_CHANGE = (
 def usage() -> str:
     lines = ["usage: vla-wmrl COMMAND [--config_path=FILE.yaml] [--key=value ...]", "", "commands:"]
     lines += [f"  {name:8s}{(cls.__doc__ or '').strip()}" for name, (cls, _, _) in COMMANDS.items()]
+    lines += [f"  {'text':8s}Text agents (ALFWorld, tau2-bench, RWML): `vla-wmrl text` lists its commands."]
     return "\n".join([*lines, "", "`vla-wmrl COMMAND --help` lists its keys."])
 
 
@@ -90,7 +91,9 @@ def run(argv: Sequence[str]) -> int:
         print(version("vla-wmrl"))
         return 0
     command, rest = argv[0], list(argv[1:])
-    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, list(COMMANDS))}")
+    if command == "text":
+        return importlib.import_module("text_agents.commands").run(rest)
+    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, [*COMMANDS, 'text'])}")
     cls, module, function = COMMANDS[command]
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, command))

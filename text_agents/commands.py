@@ -1,0 +1,40 @@
+"""`vla-wmrl text COMMAND`: what is heavy is imported after the arguments are checked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from text_agents import config
+from vla_wmrl import arguments
+from vla_wmrl.errors import nearest, require
+
+# command -> (config class, module, function that takes the config and returns an exit code or None)
+COMMANDS: dict[str, tuple[type, str, str]] = {
+    "games": (config.GamesConfig, "text_agents.alfworld_scenes", "main"),
+    "play": (config.PlayConfig, "text_agents.play", "main"),
+    "replay": (config.ReplayConfig, "text_agents.replay", "main"),
+    "triplets": (config.TripletsConfig, "text_agents.rwml.collect", "main"),
+    "calibrate-threshold": (config.CalibrateConfig, "text_agents.rwml.calibrate", "main"),
+}
+
+
+def usage() -> str:
+    lines = ["usage: vla-wmrl text COMMAND [--config_path=FILE.yaml] [--key=value ...]", "", "commands:"]
+    lines += [f"  {name:20s}{(cls.__doc__ or '').strip()}" for name, (cls, _, _) in COMMANDS.items()]
+    return "\n".join([*lines, "", "`vla-wmrl text COMMAND --help` lists its keys."])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out a command; returns its exit code. Raises UserError."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    command, rest = argv[0], list(argv[1:])
+    require(command in COMMANDS, f"unknown command 'text {command}'{nearest(command, list(COMMANDS))}")
+    cls, module, function = COMMANDS[command]
+    if "--help" in rest or "-h" in rest:
+        print(arguments.help_text(cls, f"text {command}"))
+        return 0
+    cfg = arguments.load(cls, rest)
+    return getattr(importlib.import_module(module), function)(cfg) or 0

