@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/research_boards.py                 # all tasks whose board is not there yet
     OMP_NUM_THREADS=1 python benchmarks/research_boards.py --tasks wine digits --again
 
-A task takes 20 to 60 s on one core. The boards are made once for a version of the cut (`embedded.VERSION`); another version of
+A task takes 5 to 30 s on one core. The boards are made once for a version of the cut (`embedded.VERSION`); another version of
 scikit-learn moves a few scores in the last digits, and nobody's rank by more than a place or two.
 """
 

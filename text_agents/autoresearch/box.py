@@ -101,10 +101,13 @@ def enter_namespaces(user: bool, uid: int, gid: int) -> None:
                 f.write(text)
 
 
-def private_disks(task: str, uid: int, gid: int, disk: int) -> None:
-    """Fresh memory-backed disks for one program, and its own task's public files alone, read-only."""
+def private_disks(task: str, uid: int, gid: int, disk: int, own_tmp: bool) -> None:
+    """Fresh memory-backed disks for one program, and its own task's public files alone, read-only.
+
+    own_tmp: False where Python itself lies under /tmp, which then stays as it is, read-only.
+    """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    for target in (WORK, "/tmp", "/dev/shm"):
+    for target in (WORK, "/dev/shm", *(["/tmp"] if own_tmp else [])):
         mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk},nr_inodes=4096,mode=700,uid={uid},gid={gid}")
     mount(f"{TASKS}/{task}", INPUT, None, MS_BIND)
     mount("none", INPUT, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -180,7 +183,7 @@ def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
             drop_privileges(job, base_vm)
         except FileNotFoundError:
             raise SystemExit("the sandbox has no /proc") from None
-        os.environ.update(HOME=WORK, TMPDIR="/tmp", DATA_DIR=INPUT, SUBMISSION_PATH=f"{WORK}/submission.csv")
+        os.environ.update(HOME=WORK, TMPDIR="/tmp" if job["own_tmp"] else WORK, DATA_DIR=INPUT, SUBMISSION_PATH=f"{WORK}/submission.csv")
         sys.argv, sys.stdin = ["solution.py"], open(0)
         linecache.cache["solution.py"] = (len(code), None, code.splitlines(True), "solution.py")
         exec(compile(code, "solution.py", "exec"), {"__name__": "__main__", "__file__": "solution.py"})
@@ -226,7 +229,7 @@ def supervise(job: dict, code: str, base_vm: int) -> None:
     limits = job["limits"]
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     enter_namespaces(job["user_namespace"], job["uid"], job["gid"])
-    private_disks(job["task"], job["uid"], job["gid"], limits["disk_mb"] * MB)
+    private_disks(job["task"], job["uid"], job["gid"], limits["disk_mb"] * MB, job["own_tmp"])
     pipes = [os.pipe(), os.pipe()]
     started = time.monotonic()
     pid = os.fork()

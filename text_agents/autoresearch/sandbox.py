@@ -105,6 +105,9 @@ def _system_binds() -> list[str]:
         arguments += ["--ro-bind-try", path, path]
     for path in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if not path.startswith("/usr/") and path != "/usr":
+            # a home folder of mode 700 above it would lock the program's user out: its parents are made anew, and empty
+            for parent in reversed(Path(path).parents[:-1]):
+                arguments += ["--perms", "0755", "--dir", str(parent)]
             arguments += ["--ro-bind", path, path]
     for package, parts in HIDDEN.items():
         spec = importlib.util.find_spec(package)
@@ -136,7 +139,7 @@ class Worker:
             arguments += ["--cap-add", "ALL"]
         else:
             arguments += ["--unshare-all"]
-        arguments += [*_system_binds(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        arguments += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *_system_binds(), "--remount-ro", "/tmp"]
         for name in (box.WORK, box.INPUT, box.TASKS):
             arguments += ["--dir", name]
         for name, folder in self.public.items():
@@ -176,6 +179,7 @@ class Worker:
         uid = FIRST_UID + self.number if self.root else os.geteuid()
         gid = FIRST_UID + self.number if self.root else os.getegid()
         job = {"task": task, "limits": asdict(self.limits), "uid": uid, "gid": gid, "user_namespace": not self.root}
+        job["own_tmp"] = not any(Path("/tmp") in Path(p).parents for p in (sys.prefix, sys.base_prefix))
         try:
             box.send(self.process.stdin.fileno(), job, (code.encode("utf-8", "replace"),))
             header, blobs = self._receive(self.limits.wall_s + GRACE_S)
