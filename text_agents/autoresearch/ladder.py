@@ -25,7 +25,7 @@ from text_agents.autoresearch.render import facts_of, render
 from text_agents.autoresearch.tasks import Task
 from vla_wmrl.errors import require
 
-FITS, BLENDS = 80, 130
+FITS, BLENDS = 44, 160
 STRONG = ("boosting", "forest", "extra_trees", "logistic", "ridge", "svm")
 FIT_LIMIT_S = 20  # a slower one is left out
 

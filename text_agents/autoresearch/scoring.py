@@ -10,10 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-Status = Literal["malformed", "runtime_error", "no_submission", "valid", "ungraded"]
-STATUSES: tuple[Status, ...] = ("malformed", "runtime_error", "no_submission", "valid")
-LADDER = {"malformed": 0.0, "runtime_error": 0.1, "no_submission": 0.2}
-VALID_FLOOR = 0.5  # a valid submission is worth this and half its HumanRank on top
+from vla_wmrl.world_model.language import LADDER, STATUSES, VALID_FLOOR, Status
+
+__all__ = ["STATUSES", "Status", "human_rank", "medal", "performance_gap", "position", "reward", "trajectory_reward"]
 Medal = Literal["gold", "silver", "bronze"]
 
 
