@@ -37,6 +37,7 @@ MAY_CHANGE = (
 def usage() -> str:
     lines = ["usage: vla-wmrl COMMAND [--config_path=FILE.yaml] [--key=value ...]", "", "commands:"]
     lines += [f"  {name:8s}{(cls.__doc__ or '').strip()}" for name, (cls, _, _) in COMMANDS.items()]
+    lines += ["  research Agents that write machine-learning programs: tasks, run, eval, fidelity."]
     return "\n".join([*lines, "", "`vla-wmrl COMMAND --help` lists its keys."])
 
 
@@ -90,7 +91,9 @@ def run(argv: Sequence[str]) -> int:
         print(version("vla-wmrl"))
         return 0
     command, rest = argv[0], list(argv[1:])
-    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, list(COMMANDS))}")
+    if command == "research":
+        return importlib.import_module("text_agents.autoresearch.commands").run(rest)
+    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, [*COMMANDS, 'research'])}")
     cls, module, function = COMMANDS[command]
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, command))

@@ -34,6 +34,11 @@ def write_task(folder, metric="rmse", answers=None, settings=None, train=None, t
     return folder
 
 
+@pytest.fixture(scope="session")
+def task_writer():
+    return write_task
+
+
 @pytest.fixture
 def make_task(tmp_path):
     def make(name="small", **options):

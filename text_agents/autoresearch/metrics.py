@@ -12,6 +12,7 @@ Non-obvious behaviour
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -222,9 +223,7 @@ class DojoMetric:
 def _dojo_base() -> type:
     """CompetitionMetrics of MLE-Dojo, or a stand-in under its module's name, so that metric files import unchanged."""
     try:
-        from mledojo.metrics.base import CompetitionMetrics
-
-        return CompetitionMetrics
+        return importlib.import_module("mledojo.metrics.base").CompetitionMetrics
     except ImportError:
         pass
 
