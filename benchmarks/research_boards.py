@@ -3,9 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/research_boards.py                 # all tasks whose board is not there yet
     OMP_NUM_THREADS=1 python benchmarks/research_boards.py --tasks wine digits --again
 
-A task takes 5 to 30 s on one core. The boards are made once for a version of the cut (`embedded.VERSION`); another version of
-scikit-learn moves a few scores in the last digits, and nobody's rank by more than a place or two.
-"""
+A task takes 5 to 30 s on one core. The boards are made once for a version of the cut (`embedded.VERSION`); another
+version of scikit-learn moves a few scores in the last digits, and nobody's rank by more than a place or two."""
 
 from __future__ import annotations
 
@@ -38,7 +37,9 @@ def main() -> None:
         board["score"] = [float(f"{s:.6g}") for s in board["score"]]
         board.to_csv(path, index=False)
         q = np.quantile(board["score"], [0, 0.25, 0.5, 0.75, 1])
-        print(f"{name}: {len(board)} entries, {np.round(q, 4)}, {time.process_time() - started:.0f} s of CPU", flush=True)
+        print(
+            f"{name}: {len(board)} entries, {np.round(q, 4)}, {time.process_time() - started:.0f} s of CPU", flush=True
+        )
 
 
 if __name__ == "__main__":

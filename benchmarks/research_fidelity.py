@@ -1,12 +1,11 @@
 """Solutions with true outcomes: our generators' programs, run in the real sandbox and graded. JSON lines, resumable.
 
-    python benchmarks/research_fidelity.py --output results/autoresearch/fidelity.jsonl --per_task 40          # 20 tasks: 800
-    python benchmarks/research_fidelity.py --output /tmp/small.jsonl --per_task 4 --tasks wine digits
+    python benchmarks/research_fidelity.py --output results/autoresearch/fidelity.jsonl --per_task 40          # 20
+    tasks: 800 python benchmarks/research_fidelity.py --output /tmp/small.jsonl --per_task 4 --tasks wine digits
 
-One line a task (description, inventory, brief of the sandbox), one line a solution: task, id, source (how it was generated),
-code, status, reward, score, rank, error type and line, seconds. Ungraded solutions are written as such and tried again by the
-next call. A program takes about 0.5 s on one core.
-"""
+One line a task (description, inventory, brief of the sandbox), one line a solution: task, id, source (how it was
+generated), code, status, reward, score, rank, error type and line, seconds. Ungraded solutions are written as such
+and tried again by the next call. A program takes about 0.5 s on one core."""
 
 from __future__ import annotations
 
@@ -38,7 +37,10 @@ def main() -> None:
     done = {(r["task"], r["id"]) for r in rows if r.get("status", "ungraded") != "ungraded"}
     limits = Limits(cpu_s=args.cpu_s, wall_s=args.wall_s)
     tasks = {name: embedded.load(name, embedded.cache_folder()) for name in args.tasks}
-    with Sandbox({n: t.public for n, t in tasks.items()}, limits, args.workers) as sandbox, path.open("a", encoding="utf-8") as f:
+    with (
+        Sandbox({n: t.public for n, t in tasks.items()}, limits, args.workers) as sandbox,
+        path.open("a", encoding="utf-8") as f,
+    ):
         for name, task in tasks.items():
             facts = facts_of(task)
             if name not in told:

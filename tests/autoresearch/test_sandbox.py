@@ -1,8 +1,7 @@
-"""Attacks on the sandbox. Every bomb is small (memory 256 MB, 32 processes, 8 MB of disk): it can never hurt the host."""
+"""Attacks on the sandbox. Every bomb is small (256 MB, 32 processes, 8 MB of disk): it cannot hurt the host."""
 
 import os
 import shutil
-import signal
 import socket
 import threading
 from pathlib import Path
@@ -59,7 +58,9 @@ def test_a_program_reads_its_data_and_leaves_a_submission(run, box):
         "import os, shutil\nprint(os.getcwd(), sorted(os.listdir(os.environ['DATA_DIR'])))\n"
         "shutil.copy(os.environ['DATA_DIR'] + '/sample_submission.csv', os.environ['SUBMISSION_PATH'])"
     )
-    assert result.stdout == "/box ['description.txt', 'sample_submission.csv', 'test.csv', 'train.csv']\n", result.stderr
+    assert result.stdout == "/box ['description.txt', 'sample_submission.csv', 'test.csv', 'train.csv']\n", (
+        result.stderr
+    )
     assert (result.reason, result.exit_code) == ("ok", 0)
     assert box.task.grade(result.submission).status == "valid"
 
@@ -69,8 +70,12 @@ def test_hidden_answers_are_nowhere_in_the_box(run, box):
     assert private.is_file()
     result = run(
         f"""
-import os
-found = [os.path.join(d, f) for d, _, fs in os.walk('/') if not d.startswith(('/proc', '/usr')) for f in fs if 'answer' in f]
+import os, sys
+found = []
+for folder, below, files in os.walk('/'):
+    if folder in ('/proc', '/usr', sys.prefix, sys.base_prefix):
+        below.clear()
+    found += [f for f in files if 'answer' in f]
 print(found, os.path.exists({str(private)!r}), os.path.exists({str(box.task.private.parent)!r}))
 for path in ('/tasks', '/tasks/other', '/input/../private', '/proc/1/root/tasks'):
     try:
@@ -121,7 +126,8 @@ for address in (('127.0.0.1', {port}), ('1.1.1.1', 53), ('8.8.8.8', 443)):
 
 def test_a_fork_bomb_stays_small_and_ends_with_its_program(run):
     result = run(
-        "import os, time\nn = 0\ntry:\n    while n < 1000:\n        if os.fork() == 0:\n            time.sleep(60)\n        n += 1\n"
+        "import os, time\nn = 0\ntry:\n    while n < 1000:\n"
+        "        if os.fork() == 0:\n            time.sleep(60)\n        n += 1\n"
         "except OSError:\n    print('stopped at', n)"
     )
     assert result.stdout.startswith("stopped at") and int(result.stdout.split()[-1]) <= LIMITS.processes
@@ -137,8 +143,9 @@ def test_many_processes_together_cannot_take_more_memory_than_one_may(run, box):
     if "memory" not in box._all[0].cgroup.bounds:
         pytest.skip("no control group for memory is writable here: each process has its own bound only")
     result = run(
-        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(150 << 20)\n        time.sleep(60)\n"
-        "for _ in range(8):\n    os.wait()"
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n"
+        "        x = bytearray(150 << 20)\n        time.sleep(60)\n"
+        "raise SystemExit(os.wait()[1] != 0)"
     )
     assert result.reason == "memory", result
     assert not programs_processes()
@@ -151,7 +158,9 @@ def test_no_disk_can_be_filled_beyond_its_bound(run, folder):
         "            f.write(b'0' * (1 << 20))\n        n += 1\nexcept OSError as error:\n    print(n)"
     )
     assert 1 <= int(result.stdout) <= LIMITS.disk_mb, result
-    assert run(f"import os\nprint(os.listdir({folder!r}))").stdout == "[]\n", "the next program finds what this one left"
+    assert run(f"import os\nprint(os.listdir({folder!r}))").stdout == "[]\n", (
+        "the next program finds what this one left"
+    )
 
 
 def test_one_huge_file_many_files_and_places_that_are_not_ours(run):
@@ -165,10 +174,9 @@ def attempt(action):
         print('done')
     except OSError:
         print('refused')
-open('/tmp/y', 'w').close()
-attempt(lambda: os.truncate('/tmp/y', 1 << 40))
-attempt(lambda: [open(f'/tmp/{i}', 'w').close() for i in range(10000)])
-for path in ('/usr/x', '/input/x', '/etc/x', '/x', '/run/box.py', '/root/x', os.path.dirname(os.__file__) + '/x', '/proc/sys/kernel/core_pattern'):
+open('/tmp/y', 'w').close() attempt(lambda: os.truncate('/tmp/y', 1 << 40)) attempt(lambda: [open(f'/tmp/{i}',
+'w').close() for i in range(10000)]) for path in ('/usr/x', '/input/x', '/etc/x', '/x', '/run/box.py', '/root/x',
+os.path.dirname(os.__file__) + '/x', '/proc/sys/kernel/core_pattern'):
     attempt(lambda: open(path, 'a').write('x'))
 """
     )
@@ -216,7 +224,10 @@ open(os.environ['SUBMISSION_PATH'], 'w').write(rows)
     )
     assert result.stdout == "no grader here\n"
     assert box.task.grade(result.submission).score > 0.1
-    assert run("import numpy as np, builtins\nprint(np.mean([1, 3]), hasattr(builtins, 'open_before'))").stdout == "2.0 False\n"
+    assert (
+        run("import numpy as np, builtins\nprint(np.mean([1, 3]), hasattr(builtins, 'open_before'))").stdout
+        == "2.0 False\n"
+    )
 
 
 def test_the_server_cannot_be_killed_traced_or_written_to(run, box):
@@ -243,7 +254,8 @@ print('alive')
 
 def test_what_a_program_leaves_running_ends_with_it(run):
     result = run(
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(300)\n    os._exit(0)\n"
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+        "    if os.fork() == 0:\n        time.sleep(300)\n    os._exit(0)\n"
         "os.wait()\nprint('left')"
     )
     assert result.stdout == "left\n" and not programs_processes()
@@ -251,10 +263,8 @@ def test_what_a_program_leaves_running_ends_with_it(run):
 
 def test_namespaces_mounts_tracing_and_keys_are_refused(run):
     result = run(
-        """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-print([libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x40000000)], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
+        """ import ctypes, os libc = ctypes.CDLL(None, use_errno=True) print([libc.unshare(flag) for flag in
+        (0x10000000, 0x20000, 0x40000000)], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
       libc.ptrace(0, 0, 0, 0), libc.setns(0, 0), libc.chroot(b'/'), os.getuid() != 0)
 for action in (lambda: os.setuid(0), lambda: os.unshare(0x10000000)):
     try:
@@ -276,9 +286,9 @@ def test_floods_of_output_are_cut_in_the_middle(run):
 def test_the_traceback_is_the_programs_own(run):
     result = run("import math\n\ndef f(x):\n    return math.sqrt(x)\n\nf(-1)\n")
     assert result.reason == "error" and result.exit_code == 1
-    assert 'line 4, in f\n    return math.sqrt(x)' in result.stderr and "box.py" not in result.stderr
+    assert "line 4, in f\n    return math.sqrt(x)" in result.stderr and "box.py" not in result.stderr
     assert "SyntaxError" in run("x = (").stderr
-    assert (run("raise SystemExit(3)").exit_code, run("import os\nos.abort()").exit_code) == (3, -signal.SIGABRT)
+    assert run("raise SystemExit(3)").exit_code == 3 and run("import os\nos.abort()").exit_code < 0
 
 
 def test_an_idle_program_fails_and_a_busy_one_is_cut_by_its_own_clock(tmp_path, make_task):
@@ -302,7 +312,9 @@ def test_a_box_that_dies_gives_no_result_and_the_next_program_runs(make_task):
 def test_results_come_in_order_whatever_the_number_of_workers(make_task):
     public = make_task("order") / "public"
     with Sandbox({"order": public}, LIMITS, workers=2, preload=()) as sandbox:
-        results = sandbox.run_many([("order", f"import time\ntime.sleep({0.3 - 0.1 * i})\nprint({i})") for i in range(4)])
+        results = sandbox.run_many(
+            [("order", f"import time\ntime.sleep({0.3 - 0.1 * i})\nprint({i})") for i in range(4)]
+        )
     assert [r.stdout for r in results] == ["0\n", "1\n", "2\n", "3\n"]
 
 

@@ -10,7 +10,8 @@ BOARD = np.array([0.9, 0.8, 0.8, 0.5])
 
 @pytest.mark.parametrize(
     ("score", "higher", "place"),
-    [(0.95, True, 1), (0.9, True, 1), (0.8, True, 2), (0.7, True, 4), (0.1, True, 5), (0.4, False, 1), (0.8, False, 2), (1.0, False, 5)],
+    [(0.95, True, 1), (0.9, True, 1), (0.8, True, 2), (0.7, True, 4), (0.1, True, 5), (0.4, False, 1),
+     (0.8, False, 2), (1.0, False, 5)],
 )  # fmt: skip
 def test_ties_take_the_better_place_in_either_direction(score, higher, place):
     assert scoring.position(score, BOARD, higher) == place
@@ -32,7 +33,8 @@ def test_the_gap_is_zero_below_the_baseline_and_may_pass_one():
 
 
 @pytest.mark.parametrize(
-    ("n", "places"), [(5, (1, 1, 2)), (99, (9, 19, 39)), (200, (10, 40, 80)), (999, (11, 50, 100)), (3242, (16, 162, 324))]
+    ("n", "places"),
+    [(5, (1, 1, 2)), (99, (9, 19, 39)), (200, (10, 40, 80)), (999, (11, 50, 100)), (3242, (16, 162, 324))],
 )
 def test_medal_places_follow_kaggles_table(n, places):
     assert tuple(scoring.medal_places(n).values()) == places

@@ -48,10 +48,10 @@ def test_a_folder_that_is_not_there_or_a_metric_that_is_unknown(make_task, tmp_p
         (lambda c: {k: v[:-1] for k, v in c.items()}, "19 rows, expected 20"),
         (lambda c: {**c, "id": [c["id"][0]] * 20}, "more than once"),
         (lambda c: {**c, "id": [i + 1000 for i in c["id"]]}, "not in the test set"),
-        (lambda c: {**c, "target": ["a lot"] + c["target"][1:]}, "must be a number, found 'a lot'"),
-        (lambda c: {**c, "target": [np.nan] + c["target"][1:]}, "NaN or infinite"),
-        (lambda c: {**c, "target": [np.inf] + c["target"][1:]}, "NaN or infinite"),
-        (lambda c: {**c, "target": [-5.0] + c["target"][1:]}, "must not be negative, found -5"),
+        (lambda c: {**c, "target": ["a lot", *c["target"][1:]]}, "must be a number, found 'a lot'"),
+        (lambda c: {**c, "target": [np.nan, *c["target"][1:]]}, "NaN or infinite"),
+        (lambda c: {**c, "target": [np.inf, *c["target"][1:]]}, "NaN or infinite"),
+        (lambda c: {**c, "target": [-5.0, *c["target"][1:]]}, "must not be negative, found -5"),
     ],
 )
 def test_a_wrong_submission_is_refused_in_a_graders_words(make_task, change, message):
@@ -129,7 +129,7 @@ def test_class_probabilities_are_rescaled_and_labels_for_them_refused():
     assert metric.evaluate(double, truth) == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2)
     with pytest.raises(SubmissionError, match="missing columns a, b"):
         metric.validate(pd.DataFrame({"id": [1, 2], "target": ["a", "b"]}), truth)
-    with pytest.raises(SubmissionError, match="probability, found 1.5"):
+    with pytest.raises(SubmissionError, match=r"probability, found 1\.5"):
         metric.validate(pd.DataFrame({"id": [1, 2], "a": [1.5, 0], "b": [0, 1]}), truth)
     with pytest.raises(SubmissionError, match="sum to 0"):
         metric.validate(pd.DataFrame({"id": [1, 2], "a": [0, 0], "b": [0, 1]}), truth)

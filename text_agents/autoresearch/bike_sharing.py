@@ -1,8 +1,8 @@
 """Rebuilds Kaggle's bike-sharing-demand from UCI's hourly table and Kaggle's two boards, as a task folder.
 
-Kaggle's split is by day of the month: 1 to 19 is train, 20 to the end is test (10,886 and 6,493 rows). A held-out check: here
-HumanRank is against 3,242 real teams. The data are the user's own copy and are not part of this repository.
-"""
+Kaggle's split is by day of the month: 1 to 19 is train, 20 to the end is test (10,886 and 6,493 rows). A held-out
+check: here HumanRank is against 3,242 real teams. The data are the user's own copy and are not part of this
+repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = (10_886, 6_493)
 
 
 def build(source: str | Path, folder: str | Path) -> Path:
-    """Write the task to `folder`/bike-sharing-demand and return that. Raises UserError listing files that are missing."""
+    """Write the task to `folder`/bike-sharing-demand and return that. Raises UserError listing missing files."""
     source, root = Path(source), Path(folder) / NAME
     missing = [name for name in FILES if not (source / name).is_file()]
     require(not missing, f"{source} lacks {', '.join(missing)}")
@@ -35,7 +35,9 @@ def build(source: str | Path, folder: str | Path) -> Path:
         "casual": hours["casual"], "registered": hours["registered"], "count": hours["cnt"],
     })  # fmt: skip
     train, test = table[day.dt.day <= 19], table[day.dt.day > 19]
-    require((len(train), len(test)) == ROWS, f"bike_hour.csv splits into {len(train)} and {len(test)} rows, expected {ROWS}")
+    require(
+        (len(train), len(test)) == ROWS, f"bike_hour.csv splits into {len(train)} and {len(test)} rows, expected {ROWS}"
+    )
     public, private = root / "public", root / "private"
     public.mkdir(parents=True, exist_ok=True)
     private.mkdir(mode=0o700, exist_ok=True)

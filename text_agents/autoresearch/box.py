@@ -1,12 +1,14 @@
-"""Runs inside the sandbox: preloads imports once, then forks every program into namespaces of its own. Standard library only.
+"""Runs inside the sandbox: preloads imports once, then forks every program into namespaces of its own. Standard
+library only.
 
-Three processes a program: the *server* (this file's main loop; trusted, lives as long as the box), the *supervisor* (trusted;
-enters new mount, pid and ipc namespaces, mounts private disks, keeps the clock, reads what the program left) and the
-*program* (pid 1 of the new pid namespace: when it ends the kernel ends everything it has started). The program has no
-privileges, no view of the server's processes, and no descriptor but /dev/null and its two output pipes.
+Three processes a program: the *server* (this file's main loop; trusted, lives as long as the box), the *supervisor*
+(trusted; enters new mount, pid and ipc namespaces, mounts private disks, keeps the clock, reads what the program
+left) and the *program* (pid 1 of the new pid namespace: when it ends the kernel ends everything it has started). The
+program has no privileges, no view of the server's processes, and no descriptor but /dev/null and its two output
+pipes.
 
-Frames on stdin and stdout: 4 bytes of length (big endian), JSON, then the blobs whose lengths the JSON gives as `blobs`.
-"""
+Frames on stdin and stdout: 4 bytes of length (big endian), JSON, then the blobs whose lengths the JSON gives as
+`blobs`."""
 
 from __future__ import annotations
 
@@ -28,6 +30,19 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 24, 38, 22
 WORK, INPUT, TASKS = "/box", "/input", "/tasks"
 MB = 1 << 20
+# machine: (audit architecture, clone3, clone, calls that are refused)
+SYSTEM_CALLS = {
+    "x86_64": (
+        0xC000003E, 435, 56,
+        (101, 155, 161, 165, 166, 167, 169, 175, 176, 246, 248, 249, 250, 272, 298, 304, 308, 310, 311, 313, 320, 321,
+         323, 425, 426, 427, 428, 429, 430, 431, 432, 442),
+    ),
+    "aarch64": (
+        0xC00000B7, 435, 220,
+        (39, 40, 41, 51, 97, 104, 105, 106, 117, 142, 217, 218, 219, 224, 225, 241, 265, 268, 270, 271, 273, 280, 282,
+         294, 425, 426, 427, 428, 429, 430, 431, 432, 442),
+    ),
+}  # fmt: skip
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -108,7 +123,9 @@ def private_disks(task: str, uid: int, gid: int, disk: int, own_tmp: bool) -> No
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     for target in (WORK, "/dev/shm", *(["/tmp"] if own_tmp else [])):
-        mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk},nr_inodes=4096,mode=700,uid={uid},gid={gid}")
+        mount(
+            "tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk},nr_inodes=4096,mode=700,uid={uid},gid={gid}"
+        )
     mount(f"{TASKS}/{task}", INPUT, None, MS_BIND)
     mount("none", INPUT, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     mount("tmpfs", TASKS, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=000")
@@ -143,12 +160,7 @@ def drop_privileges(job: dict, base_vm: int) -> None:
 
 def forbid_system_calls() -> None:
     """A filter that refuses what a solution never needs: new namespaces, mounts, tracing, keys, kernel modules, bpf."""
-    machine = {"x86_64": (0xC000003E, 435, 56, [101, 155, 161, 165, 166, 167, 169, 175, 176, 246, 248, 249, 250, 272, 298,
-                                                304, 308, 310, 311, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 432,
-                                                442]),
-               "aarch64": (0xC00000B7, 435, 220, [39, 40, 41, 51, 97, 104, 105, 106, 117, 142, 217, 218, 219, 224, 225, 241,
-                                                  265, 268, 270, 271, 273, 280, 282, 294, 425, 426, 427, 428, 429, 430, 432,
-                                                  442])}.get(os.uname().machine)  # fmt: skip
+    machine = SYSTEM_CALLS.get(os.uname().machine)
     if machine is None:
         return  # another machine: the namespaces, the user and the missing capabilities still hold
     arch, clone3, clone, denied = machine
@@ -158,7 +170,13 @@ def forbid_system_calls() -> None:
     rules += [(0x15, 0, 1, clone3), (0x06, 0, 0, no | 38)]  # "not implemented": libc falls back to clone
     for number in denied:
         rules += [(0x15, 0, 1, number), (0x06, 0, 0, no | 1)]
-    rules += [(0x15, 0, 3, clone), (0x20, 0, 0, 16), (0x45, 0, 1, 0x7E020000), (0x06, 0, 0, no | 1), (0x06, 0, 0, allow)]
+    rules += [
+        (0x15, 0, 3, clone),
+        (0x20, 0, 0, 16),
+        (0x45, 0, 1, 0x7E020000),
+        (0x06, 0, 0, no | 1),
+        (0x06, 0, 0, allow),
+    ]
     code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(buffer))
@@ -178,13 +196,19 @@ def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
         os.dup2(source, target)
     exit_code = 1
     try:
+        os.setsid()  # a signal to its own process group must not reach the supervisor and the server
         os.chdir(WORK)
         try:
             drop_privileges(job, base_vm)
         except FileNotFoundError:
             raise SystemExit("the sandbox has no /proc") from None
-        os.environ.update(HOME=WORK, TMPDIR="/tmp" if job["own_tmp"] else WORK, DATA_DIR=INPUT, SUBMISSION_PATH=f"{WORK}/submission.csv")
-        sys.argv, sys.stdin = ["solution.py"], open(0)
+        os.environ.update(
+            HOME=WORK,
+            TMPDIR="/tmp" if job["own_tmp"] else WORK,
+            DATA_DIR=INPUT,
+            SUBMISSION_PATH=f"{WORK}/submission.csv",
+        )
+        sys.argv, sys.stdin = ["solution.py"], open(0)  # noqa: SIM115  (stays open, as stdin does)
         linecache.cache["solution.py"] = (len(code), None, code.splitlines(True), "solution.py")
         exec(compile(code, "solution.py", "exec"), {"__name__": "__main__", "__file__": "solution.py"})
         exit_code = 0
@@ -192,7 +216,7 @@ def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
         exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
             sys.stderr.write(stop.code + "\n")
-    except BaseException:  # noqa: BLE001  (this is where the program's own errors are reported)
+    except BaseException:
         kind, error, trace = sys.exc_info()
         own = trace and trace.tb_next  # without this file's own frame
         sys.stderr.write("".join(traceback.format_exception(kind, error, own or None)))
@@ -200,7 +224,7 @@ def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # noqa: BLE001  (a full or closed pipe must not hide the exit code)
+            except Exception:
                 exit_code = exit_code or 1
         os._exit(exit_code & 0xFF)
 
@@ -293,7 +317,7 @@ def serve(preload: list[str]) -> None:
             try:
                 supervise(job, code.decode("utf-8", "replace"), base_vm)
                 failure = 0
-            except BaseException:  # noqa: BLE001  (the server tells the other side that the result is lost)
+            except BaseException:
                 sys.stderr.write(traceback.format_exc())
                 sys.stderr.flush()
             finally:

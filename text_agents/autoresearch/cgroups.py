@@ -1,8 +1,7 @@
 """Control groups where this process may make them: a bound on memory and on processes that root cannot exceed either.
 
-Version 1 (one hierarchy a controller) and version 2 (one for all). Where they are read-only the sandbox still has rlimits,
-and says which bounds are missing.
-"""
+Version 1 (one hierarchy a controller) and version 2 (one for all). Where they are read-only the sandbox still has
+rlimits, and says which bounds are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _numbers = itertools.count()
 
 
 class Cgroup:
-    """One group a box. `bounds`: which of "memory" and "processes" it enforces. Close it when its processes have ended."""
+    """One group a box. `bounds`: which of "memory" and "processes" it enforces. Close it when they have ended."""
 
     def __init__(self, memory_mb: int, processes: int):
         name = f"vla_wmrl-{os.getpid()}-{next(_numbers)}"
@@ -71,7 +70,7 @@ class Cgroup:
 
     def close(self) -> None:
         for folder in self.folders:
-            for _ in range(50):
+            for _ in range(500):
                 try:
                     folder.rmdir()
                     break

@@ -1,4 +1,4 @@
-"""`vla-wmrl research {tasks,run,eval,fidelity}`: arguments in, tables out. Heavy imports come after the arguments are checked."""
+"""`vla-wmrl research {tasks,run,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
     if cfg.task_dir is not None:
         task = load_task(cfg.task_dir, cfg.metric)
         board = next(iter(task.boards.values()))
-        direction = "higher" if task.metric.higher_is_better else "lower"
+        direction, best = ("higher", board.max()) if task.metric.higher_is_better else ("lower", board.min())
+        sizes = ", ".join(f"{len(b)} ({n})" for n, b in task.boards.items())
         print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, "
-              f"boards of {', '.join(f'{len(b)} ({n})' for n, b in task.boards.items())}, best {board.max() if direction == 'higher' else board.min():g}")  # fmt: skip
+              f"boards of {sizes}, best {best:g}")  # fmt: skip
         print(task.inventory())
         return 0
     if cfg.bike_sharing is not None:
@@ -106,7 +107,9 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     folder = Path(cfg.output_dir)
     require(not folder.exists() or folder.is_dir(), f"output_dir {folder} is a file: name a folder")
     path = folder / "trajectories.jsonl"
-    require(cfg.resume or not path.exists(), f"output_dir {folder} holds results: continue with --resume, or name another")
+    require(
+        cfg.resume or not path.exists(), f"output_dir {folder} holds results: continue with --resume, or name another"
+    )
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     found = {name: (embedded.load(name, embedded.cache_folder()), embedded.source(name).held_out) for name in chosen}
     found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
@@ -127,10 +130,14 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
                  "texts": t.texts}
                 for t in group
             ]  # fmt: skip
-            with path.open("a", encoding="utf-8") as f:  # a task at a time: what is there after an interruption is whole
+            with path.open(
+                "a", encoding="utf-8"
+            ) as f:  # a task at a time: what is there after an interruption is whole
                 f.write("".join(json.dumps(row) + "\n" for row in new))
             rows += new
-            print(f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True)
+            print(
+                f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True
+            )
     summary = summarise(rows)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     print(leaderboard(summary))
@@ -147,7 +154,10 @@ def _task_names(names: Sequence[str]) -> list[str]:
     }
     found: list[str] = []
     for name in names:
-        require(name in groups or name in embedded.NAMES, f"unknown task {name!r}{nearest(name, [*embedded.NAMES, *groups])}")
+        require(
+            name in groups or name in embedded.NAMES,
+            f"unknown task {name!r}{nearest(name, [*embedded.NAMES, *groups])}",
+        )
         found += groups.get(name, [name])
     return list(dict.fromkeys(found))
 
@@ -178,8 +188,8 @@ def leaderboard(summary: Sequence[dict]) -> str:
     for held_out, split in ((False, "train"), (True, "held out")):
         part = [r for r in summary if r["held_out"] == held_out]
         if part:
-            seconds = sum(r["sandbox_s"] for r in part)
-            lines.append(f"{'mean':22s} {split:9s} {_mean(part, 'percentile'):10.1f} {sum(r['n'] for r in part):4d} {seconds:10.1f}")
+            seconds, n = sum(r["sandbox_s"] for r in part), sum(r["n"] for r in part)
+            lines.append(f"{'mean':22s} {split:9s} {_mean(part, 'percentile'):10.1f} {n:4d} {seconds:10.1f}")
     return "\n".join(lines)
 
 
@@ -195,5 +205,7 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
     for key in table[names[0]]:
         print(f"{key:30s}" + "".join(f"{table[name].get(key, float('nan')):12.3f}" for name in names))
     if cfg.output is not None:
-        Path(cfg.output).write_text(json.dumps({"data": str(Path(cfg.data).name), "figures": table}, indent=1), encoding="utf-8")
+        Path(cfg.output).write_text(
+            json.dumps({"data": str(Path(cfg.data).name), "figures": table}, indent=1), encoding="utf-8"
+        )
     return 0

@@ -1,9 +1,10 @@
-"""Tasks that need no download: tables that installed packages carry, cut into train, test and hidden answers by a fixed seed.
+"""Tasks that need no download: tables that installed packages carry, cut into train, test and hidden answers by a
+fixed seed.
 
-`build` writes one as a folder of MLE-Dojo's format, the same bytes on every machine. Training and held-out tasks share no
-table. The reference boards under `boards/` are scores of our own ladder of baselines (`benchmarks/research_boards.py`), not
-of people: HumanRank against them says how a solution compares with those baselines.
-"""
+`build` writes one as a folder of MLE-Dojo's format, the same bytes on every machine. Training and held-out tasks
+share no table. The reference boards under `boards/` are scores of our own ladder of baselines
+(`benchmarks/research_boards.py`), not of people: HumanRank against them says how a solution compares with those
+baselines."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ SOURCES: tuple[Source, ...] = (
     Source("digits", "sklearn", "digits", "target", "multiclass", "accuracy", False,
            "Handwritten digits as 8x8 grey values; which digit is it?"),
     Source("plebiscite", "carData", "Chile", "vote", "multiclass", "log_loss", False,
-           "A survey before the 1988 plebiscite in Chile; how does the person intend to vote (A abstain, N no, U undecided, Y yes)?"),
+           "A survey before Chile's plebiscite of 1988; how will the person vote (abstain, no, undecided, yes)?"),
     Source("house-price", "modeldata", "ames", "Sale_Price", "regression", "rmsle", False,
            "Houses sold in Ames, Iowa; the price in dollars."),
     Source("diamond-price", "ggplot2", "diamonds", "price", "regression", "rmse", False,
@@ -145,7 +146,7 @@ def split(src: Source) -> tuple[pd.DataFrame, pd.DataFrame]:
     order = np.random.default_rng(seed).permutation(len(table))[:MAX_ROWS]
     table = table.iloc[order].reset_index(drop=True)
     table.insert(0, "id", np.random.default_rng(seed + 1).permutation(len(table)) + 1)
-    n_test = int(round(TEST_SHARE * len(table)))
+    n_test = round(TEST_SHARE * len(table))
     return table.iloc[n_test:].sort_values("id"), table.iloc[:n_test].sort_values("id")
 
 
@@ -159,7 +160,9 @@ def submission_table(src: Source, rows: pd.DataFrame, classes: list[str], values
     if values is not None:
         table["target"] = values.to_numpy()
     else:
-        table["target"] = classes[0] if METRICS[src.metric].values == "label" else (0.5 if src.kind == "binary" else 0.0)
+        table["target"] = (
+            classes[0] if METRICS[src.metric].values == "label" else (0.5 if src.kind == "binary" else 0.0)
+        )
     return table
 
 

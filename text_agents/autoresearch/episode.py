@@ -21,7 +21,7 @@ OBSERVATION_CHARS, OVERVIEW_CHARS = 3000, 1500
 
 @dataclass
 class Trajectory:
-    """One trajectory: texts the agent wrote and what became of them. `reward` is the best turn's, NaN where none was graded."""
+    """One trajectory: the agent's texts and what became of them. `reward`: the best turn's, NaN if none was graded."""
 
     task: str
     member: int
@@ -54,11 +54,13 @@ def prompt(task: Task, facts: Facts, mode: Mode, limits: Limits) -> str:
     """The first message to an agent. What follows alternates its texts and `observation`s."""
     if mode == "pipeline":
         values = "\n".join(f"  {name}: {', '.join(options)}" for name, options in choices(facts.kind).items())
-        form = f'Answer with one JSON object, a pipeline specification. Keys and values:\n{values}\n  params: of the model, e.g. {{"max_iter": 100}}'
+        form = f"Answer with one JSON object, a pipeline specification. Keys and values:\n{values}\n"
+        form += '  params: of the model, e.g. {"max_iter": 100}'
     else:
         form = "Answer with one Python program in a fenced block."
     text = task.description[:OVERVIEW_CHARS]
-    return f"# Task {task.name}\n{text}\n\n# Data\n{task.inventory(limit=OVERVIEW_CHARS)}\n\n# Sandbox\n{brief(limits)}\n\n{form}\n"
+    data = task.inventory(limit=OVERVIEW_CHARS)
+    return f"# Task {task.name}\n{text}\n\n# Data\n{data}\n\n# Sandbox\n{brief(limits)}\n\n{form}\n"
 
 
 def observation(turn: Executed) -> str:
@@ -66,7 +68,9 @@ def observation(turn: Executed) -> str:
     return f"[{turn.status}] {turn.feedback}"[:OBSERVATION_CHARS]
 
 
-def run_group(task: Task, agent: Agent, size: int, sandbox: Sandbox, mode: Mode = "pipeline", turns: int = TURNS) -> list[Trajectory]:
+def run_group(
+    task: Task, agent: Agent, size: int, sandbox: Sandbox, mode: Mode = "pipeline", turns: int = TURNS
+) -> list[Trajectory]:
     """`size` trajectories of one task, turn by turn, so that each turn's programs run in parallel."""
     facts = facts_of(task)
     first = prompt(task, facts, mode, sandbox.limits)
@@ -80,14 +84,15 @@ def run_group(task: Task, agent: Agent, size: int, sandbox: Sandbox, mode: Mode 
 
 
 class SpecAgent:
-    """Agents without a model, for comparison: "random" draws any specification, "sound" leaves out known mistakes, "search"
-    starts sound and then changes one choice of its best turn. Every text depends on (seed, task, member, turn) alone."""
+    """Agents without a model, for comparison: "random" draws any specification, "sound" leaves out known mistakes,
+    "search" starts sound and then changes one choice of its best turn. Every text depends on (seed, task, member,
+    turn) alone."""
 
     def __init__(self, kind: str, seed: int = 0):
         self.kind, self.seed = kind, seed
 
     def act(self, prompt: str, histories: Sequence[Trajectory], kind: str) -> list[str]:
-        labels = "accuracy" in prompt.split("# Data")[0] or "f1" in prompt.split("# Data")[0]
+        labels = "accuracy" in prompt.split("# Data", maxsplit=1)[0] or "f1" in prompt.split("# Data", maxsplit=1)[0]
         return [self._one(h, kind, labels) for h in histories]
 
     def _one(self, history: Trajectory, kind: str, labels: bool) -> str:

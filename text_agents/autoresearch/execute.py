@@ -1,4 +1,4 @@
-"""One turn of an agent for real: its text becomes a program, the sandbox runs it, the grader grades it, the ladder rewards it."""
+"""One turn of an agent for real: text to program, the sandbox runs it, the grader grades it, the ladder rewards it."""
 
 from __future__ import annotations
 
@@ -54,14 +54,20 @@ def execute(task: Task, facts: Facts, texts: Sequence[str], mode: Mode, sandbox:
     """Run and grade texts of one task, as many at a time as the sandbox has workers."""
     programs = [to_code(text, mode, facts) for text in texts]
     gates = [compile_gate(code) if code or not wrong else None for code, wrong in programs]
-    jobs = [(task.name, code) for (code, wrong), gate in zip(programs, gates, strict=True) if not wrong and gate is None]
+    jobs = [
+        (task.name, code) for (code, wrong), gate in zip(programs, gates, strict=True) if not wrong and gate is None
+    ]
     results = iter(sandbox.run_many(jobs))
     found = []
     for (code, wrong), gate in zip(programs, gates, strict=True):
         if wrong or gate is not None:
             kind = ("SpecError", None) if wrong else (gate.error_type, gate.error_line)
             message = wrong or f"{gate.error_type}: {gate.feedback}"
-            found.append(Executed("malformed", scoring.reward("malformed"), message, code, error_type=kind[0], error_line=kind[1]))
+            found.append(
+                Executed(
+                    "malformed", scoring.reward("malformed"), message, code, error_type=kind[0], error_line=kind[1]
+                )
+            )
         else:
             found.append(judge(task, code, next(results), sandbox.limits))
     return found
@@ -102,7 +108,7 @@ def error_of(stderr: str) -> tuple[str | None, int | None]:
 def brief(limits: Limits) -> str:
     """The sandbox as agents and world models are told of it."""
     return (
-        f"Python 3.12 with numpy, pandas, scipy and scikit-learn; no network. One core, {limits.cpu_s} s of computing time, "
-        f"{limits.memory_mb} MB of memory. The data are under the folder in the environment variable DATA_DIR; write the "
-        "submission to the path in SUBMISSION_PATH."
+        f"Python 3.12 with numpy, pandas, scipy and scikit-learn; no network. One core, {limits.cpu_s} s of "
+        f"computing time, {limits.memory_mb} MB of memory. The data are under the folder in the "
+        "environment variable DATA_DIR; write the submission to the path in SUBMISSION_PATH."
     )

@@ -1,12 +1,12 @@
 """How well a world model foretells executions: against true outcomes, always-majority and a complexity heuristic.
 
-A predictor that is fitted (majority, complexity, text) is fitted on other tasks than those it is judged on, and so is the
-calibration: nothing is scored on a task it has learned from.
-"""
+A predictor that is fitted (majority, complexity, text) is fitted on other tasks than those it is judged on, and so is
+the calibration: nothing is scored on a task it has learned from."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ def cases_of(rows: pd.DataFrame) -> list[Case]:
 
 
 def figures(rows: pd.DataFrame, predictions: Sequence[Prediction | None]) -> dict[str, float]:
-    """status@1, status@2, and of the expected reward: MAE, rank correlation (all, mean within tasks), ECE, before and after
-    calibration on other tasks. Missing predictions are counted and left out."""
+    """status@1, status@2, and of the expected reward: MAE, rank correlation (all, mean within tasks), ECE, before and
+    after calibration on other tasks. Missing predictions are counted and left out."""
     have = np.array([p is not None for p in predictions])
     kept = [p for p in predictions if p is not None]
     true, task = rows["reward"].to_numpy(np.float64)[have], rows["task"].to_numpy()[have]
@@ -87,7 +87,7 @@ def figures(rows: pd.DataFrame, predictions: Sequence[Prediction | None]) -> dic
 
 
 def across_tasks(fit: Fit, rows: pd.DataFrame, cases: Sequence[Case]) -> list[Prediction | None]:
-    """Predictions of a fitted predictor, each from a fit on the folds that do not hold its task; the compile gate first."""
+    """Predictions of a fitted predictor, each fitted on the folds without its task; the compile gate first."""
     fold = np.unique(rows["task"], return_inverse=True)[1] % FOLDS
     results: list[Prediction | None] = [None] * len(cases)
     for k in np.unique(fold):
@@ -104,7 +104,14 @@ def _prediction(p_status: np.ndarray, p_bucket: np.ndarray) -> Prediction:
     first, second = np.argsort(-p_status, kind="stable")[:2]
     bucket = BUCKETS[int(np.argmax(p_bucket))]
     outcomes = [
-        Outcome(STATUSES[i], None, None, bucket if STATUSES[i] == "valid" else None, f"Predicted: {STATUSES[i]}.", float(p_status[i]))
+        Outcome(
+            STATUSES[i],
+            None,
+            None,
+            bucket if STATUSES[i] == "valid" else None,
+            f"Predicted: {STATUSES[i]}.",
+            float(p_status[i]),
+        )
         for i in (first, second)
     ]
     return Prediction(tuple(outcomes), p_status, p_bucket)
@@ -157,9 +164,11 @@ def words(case: Case) -> list[str]:
     """Words of a program, alone and joined with what its task is like (strings, gaps, kind of target)."""
     inventory = case.inventory
     facts = [f"strings={' values' in inventory}", f"gaps={' missing' in inventory}"]
-    facts += [m for m in ("auc", "log_loss", "accuracy", "f1", "rmse", "rmsle") if f"Evaluation: {m}," in case.description]
+    facts += [
+        m for m in ("auc", "log_loss", "accuracy", "f1", "rmse", "rmsle") if f"Evaluation: {m}," in case.description
+    ]
     tokens = re.findall(r"[A-Za-z_][A-Za-z_0-9]*(?:=[\w.\"]+)?|\.\w+|\w+", case.code)
-    pairs = [" ".join(p) for p in zip(tokens, tokens[1:], strict=False)]
+    pairs = [" ".join(p) for p in itertools.pairwise(tokens)]
     return [*tokens, *pairs, *(f"{fact}&{token}" for fact in facts for token in set(tokens)), *facts]
 
 

@@ -1,10 +1,11 @@
-"""The ladder of baselines whose scores are the reference boards of embedded tasks: seeded specifications and blends of them.
+"""The ladder of baselines whose scores are the reference boards of embedded tasks: seeded specifications and blends
+of them.
 
-A board has the scores of `FITS` different specifications that run (from a dummy to tuned boosting, on all, half or a tenth of
-the rows) and of `BLENDS` mean predictions or majority votes of a few of them, as competitors blend: one half of two or three
-of any family, the other of two to eight of the stronger families. Members are drawn by seed, never by their score on the
-hidden answers. The largest models of the language are left out: they cost the most, and leave room above the ladder.
-"""
+A board has the scores of `FITS` different specifications that run (from a dummy to tuned boosting, on all, half or a
+tenth of the rows) and of `BLENDS` mean predictions or majority votes of a few of them, as competitors blend: one half
+of two or three of any family, the other of two to eight of the stronger families. Members are drawn by seed, never by
+their score on the hidden answers. The largest models of the language are left out: they cost the most, and leave room
+above the ladder."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ def first_steps(kind: str, labels: bool) -> list[Spec]:
     for model in families:
         if (kind, model) == ("regression", "poisson") or (kind == "classification" and model == "ridge" and not labels):
             continue
-        plain = from_choices(kind, to_choices(Spec(kind, scale="standard", encode="onehot", model=model, output=output)))
+        plain = from_choices(
+            kind, to_choices(Spec(kind, scale="standard", encode="onehot", model=model, output=output))
+        )
         specs.append(plain)
     return specs
 
 
 def candidates(kind: str, labels: bool, positive: bool, many_classes: bool, seed: int) -> Iterator[Spec]:
-    """Endless: the first steps, then sound specifications, most of the strong families. positive: no target below -1."""
+    """Endless: the first steps, then sound specifications, most of the strong families. positive: none below -1."""
     yield from first_steps(kind, labels)
     rng = np.random.default_rng(seed)
     while True:

@@ -1,8 +1,8 @@
 """Metrics that grade a submission against the hidden answers, with a grader's messages for what cannot be graded.
 
-A metric is anything with `name`, `higher_is_better`, `validate(submission, answers)` and `evaluate(submission, answers)`,
-both tables with the id in the first column. `TableMetric` is ours; `DojoMetric` wraps the class of a task's own
-`metric.py` in MLE-Dojo's form.
+A metric is anything with `name`, `higher_is_better`, `validate(submission, answers)` and `evaluate(submission,
+answers)`, both tables with the id in the first column. `TableMetric` is ours; `DojoMetric` wraps the class of a
+task's own `metric.py` in MLE-Dojo's form.
 
 Non-obvious behaviour
 * Rows are matched by id, so their order does not matter; columns are matched by name.
@@ -48,7 +48,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How a metric reads numbers: `score(truth, predicted)` on arrays [n] (or [n, classes]), and what values it takes."""
+    """How a metric reads numbers: `score(truth, predicted)` on arrays [n] (or [n, classes]), and what it takes."""
 
     score: Callable[[np.ndarray, np.ndarray], float]
     higher_is_better: bool
@@ -144,7 +144,9 @@ class TableMetric:
             raise SubmissionError(f"{key} is given more than once for {_few(repeated)}")
         unknown = sorted(set(theirs) - set(ours))
         if unknown:
-            raise SubmissionError(f"{key} {_few(unknown)} not in the test set; {len(unknown)} of {len(ours)} are missing")
+            raise SubmissionError(
+                f"{key} {_few(unknown)} not in the test set; {len(unknown)} of {len(ours)} are missing"
+            )
         order = pd.Index(theirs).get_indexer(ours)
         columns = [self._column(submission[c].iloc[order], answers[c], c) for c in targets]
         truth, predicted = (np.column_stack(side) for side in zip(*columns, strict=True))

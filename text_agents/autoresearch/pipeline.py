@@ -1,14 +1,15 @@
-"""The pipeline specification: a small JSON language for tabular solutions, for agents too small to write whole programs.
+"""The pipeline specification: a small JSON language for tabular solutions, for agents too small to write whole
+programs.
 
     {"rows": "all", "impute": "median", "scale": "standard", "encode": "onehot", "select": "all", "model": "boosting",
      "params": {"learning_rate": 0.1, "max_iter": 100, "max_leaf_nodes": 15}, "target": "log1p", "output": "raw"}
 
-It can be wrong in the ways programs are wrong: strings left in, missing values left in, more components than columns, a log
-of negative numbers, labels where probabilities are asked for. Whether a specification runs is for the sandbox to find out.
+It can be wrong in the ways programs are wrong: strings left in, missing values left in, more components than columns,
+a log of negative numbers, labels where probabilities are asked for. Whether a specification runs is for the sandbox
+to find out.
 
-Every value comes from a finite set, so that a model decodes under the grammar by choosing once per slot: `slots(kind)` walks
-them in order, `schema(kind)` is the same as JSON schema for guided decoding.
-"""
+Every value comes from a finite set, so that a model decodes under the grammar by choosing once per slot:
+`slots(kind)` walks them in order, `schema(kind)` is the same as JSON schema for guided decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +24,19 @@ import numpy as np
 
 from vla_wmrl.errors import nearest
 
-CLASSIFIERS = ("boosting", "forest", "extra_trees", "logistic", "knn", "tree", "svm", "mlp", "naive_bayes", "ridge", "dummy")
+CLASSIFIERS = (
+    "boosting",
+    "forest",
+    "extra_trees",
+    "logistic",
+    "knn",
+    "tree",
+    "svm",
+    "mlp",
+    "naive_bayes",
+    "ridge",
+    "dummy",
+)
 REGRESSORS = ("boosting", "forest", "extra_trees", "ridge", "lasso", "knn", "tree", "svm", "mlp", "poisson", "dummy")
 PARAMS: dict[str, dict[str, tuple]] = {
     "boosting": {"learning_rate": (0.03, 0.1, 0.3), "max_iter": (30, 100, 200), "max_leaf_nodes": (7, 15, 31)},
@@ -95,9 +108,8 @@ def choices(kind: str) -> dict[str, tuple]:
 def slots(kind: str, chosen: Sequence[Any] = ()) -> tuple[str, tuple] | None:
     """The next slot (name, values) after the values `chosen` so far, in the grammar's order; None when complete.
 
-    `params` are slots of their own, "params.NAME", right after the model. For constrained decoding: ask, choose one of the
-    values, append it, ask again; `from_choices` builds the specification.
-    """
+    `params` are slots of their own, "params.NAME", right after the model. For constrained decoding: ask, choose one
+    of the values, append it, ask again; `from_choices` builds the specification."""
     names = _names(kind, chosen)
     return names[len(chosen)] if len(chosen) < len(names) else None
 
@@ -132,7 +144,9 @@ def schema(kind: str) -> dict:
         own = {"type": "object", "properties": params, "required": list(params), "additionalProperties": False}
         properties = {**common, "model": {"const": model}, "params": own}
         ordered = {name: properties[name] for name in ORDER if name in properties}
-        branches.append({"type": "object", "properties": ordered, "required": list(ordered), "additionalProperties": False})
+        branches.append(
+            {"type": "object", "properties": ordered, "required": list(ordered), "additionalProperties": False}
+        )
     return {"oneOf": branches}
 
 
@@ -179,7 +193,7 @@ def code_of(text: str) -> str:
 
 
 def sample(kind: str, rng: np.random.Generator) -> Spec:
-    """A specification with every slot drawn uniformly: about half of them do not run on a table with strings and gaps."""
+    """A specification with every slot drawn uniformly: about half do not run on a table with strings and gaps."""
     chosen: list[Any] = []
     while (slot := slots(kind, chosen)) is not None:
         chosen.append(slot[1][rng.integers(len(slot[1]))])

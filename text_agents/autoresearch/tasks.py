@@ -29,7 +29,7 @@ BOARDS = ("private", "public")
 
 @dataclass(frozen=True)
 class Grade:
-    """What a grader says of one submission. `rank` is HumanRank; all but `status` and `message` NaN or None if invalid."""
+    """What a grader says of a submission. `rank` is HumanRank; numbers are NaN and `medal` None unless valid."""
 
     status: scoring.Status  # "valid", "no_submission" or "ungraded" (the metric itself failed)
     message: str
@@ -106,7 +106,7 @@ class Task:
 
 
 def load_task(folder: str | Path, metric: str | None = None) -> Task:
-    """The task in `folder`; `metric` names one of ours where the folder says none. Raises UserError listing what is missing."""
+    """The task in `folder`; `metric`: one of ours where it names none. Raises UserError listing what is missing."""
     root = Path(folder)
     require(root.is_dir(), f"no task folder {root}")
     data = root / "data" if (root / "data" / "public").is_dir() else root
@@ -126,7 +126,7 @@ def load_task(folder: str | Path, metric: str | None = None) -> Task:
     answers = _answers(private / "test_answer.csv")
     chosen = TableMetric(name) if name is not None else DojoMetric(source)
     return Task(
-        name=settings.get("name", root.resolve().name if data is root else root.resolve().name),
+        name=settings.get("name", root.resolve().name),
         public=public.resolve(),
         private=private.resolve(),
         description=(public / "description.txt").read_text(encoding="utf-8", errors="replace"),
@@ -174,7 +174,9 @@ def _board(path: Path) -> np.ndarray:
     table = _read_csv(path)
     named = [c for c in table.columns if str(c).lower() == "score"]
     require(len(named) > 0 or table.shape[1] >= 2, f"{path} has no column score")
-    scores = pd.to_numeric(table[named[0]] if named else table.iloc[:, 1], errors="coerce").dropna().to_numpy(np.float64)
+    scores = (
+        pd.to_numeric(table[named[0]] if named else table.iloc[:, 1], errors="coerce").dropna().to_numpy(np.float64)
+    )
     require(len(scores) > 0, f"{path} has no scores")
     return scores
 

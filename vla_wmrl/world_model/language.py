@@ -1,14 +1,15 @@
 """A language model as world model: it reads a program and says how its execution would end (WMRL 2.6). Model-agnostic.
 
-The prompt holds the task, its data, a brief of the sandbox and the numbered program; the answer is strict JSON with the two
-most likely outcomes of different status. Beyond the papers, the reward is the *expected* one over the predicted distribution
-(confidences, or log-probabilities where the model gives them) in place of seven atoms, so that a calibration has something to
-work on; the papers' reward, of the first outcome alone, is `reward_top`.
+The prompt holds the task, its data, a brief of the sandbox and the numbered program; the answer is strict JSON with
+the two most likely outcomes of different status. Beyond the papers, the reward is the *expected* one over the
+predicted distribution (confidences, or log-probabilities where the model gives them) in place of seven atoms, so that
+a calibration has something to work on; the papers' reward, of the first outcome alone, is `reward_top`.
 
 Non-obvious behaviour
 * Code that does not compile never reaches the model: its outcome is known (the compile gate).
 * Broken JSON is counted and asked for once more, then the prediction is missing (None): never a reward of 0 or 0.1.
-* A prompt beyond the model's context loses its data inventory, then its description; if it is still too long it is missing.
+* A prompt beyond the model's context loses its data inventory, then its description; if it is still too long it is
+  missing.
 * The feedback shown to the agent comes from the *second* outcome, so that it is no copy of what the reward was made of.
 """
 
@@ -122,7 +123,7 @@ class LanguageModel(Protocol):
 
 
 class ScoringModel(LanguageModel, Protocol):
-    """A backend that also gives log-probabilities [n, k] of `choices` as continuations of prompts [n] (up to a constant)."""
+    """A backend that also gives log-probabilities [n, k] (up to a constant) of k `choices` after each of n prompts."""
 
     def choice_logprobs(self, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray: ...
 
@@ -159,15 +160,15 @@ def certain(outcome: Outcome) -> Prediction:
     return Prediction((outcome,), np.eye(4)[STATUSES.index(outcome.status)], bucket)
 
 
-INSTRUCTIONS = """You simulate a sandbox that runs and grades machine-learning programs. Do not run the program: trace it.
-Go through parsing, running, submitting and scoring in this order; follow column names, types and shapes line by line. Most
-programs that look plausible fail somewhere, so look for the line that fails before you judge quality.
-Statuses: malformed (does not parse), runtime_error (raises, or exceeds a limit), no_submission (ends without a submission the
-grader accepts), valid. Quality of a valid one against the leaderboard: low (bottom tenth), fair (up to 30 %), mid (up to 60 %),
-high; high is rare and needs a fitting model family, tuning and no bug.
-Answer with JSON alone: {"reason": at most 300 characters, "predictions": [two outcomes of different status, likelier first]},
-each outcome {"status", "error_type" or null, "error_line" or null, "quality_bucket" or null, "env_feedback": what the sandbox
-would print, at most 420 characters, without invented scores, "confidence": 0 to 1}."""
+INSTRUCTIONS = """You simulate a sandbox that runs and grades machine-learning programs. Do not run the program: trace
+it. Go through parsing, running, submitting and scoring in this order; follow column names, types and shapes line by
+line. Most programs that look plausible fail somewhere, so look for the line that fails before you judge quality.
+Statuses: malformed (does not parse), runtime_error (raises, or exceeds a limit), no_submission (ends without a
+submission the grader accepts), valid. Quality of a valid one against the leaderboard: low (bottom tenth), fair (up to
+30 %), mid (up to 60 %), high; high is rare and needs a fitting model family, tuning and no bug. Answer with JSON
+alone: {"reason": at most 300 characters, "predictions": [two outcomes of different status, likelier first]}, each
+outcome {"status", "error_type" or null, "error_line" or null, "quality_bucket" or null, "env_feedback": what the
+sandbox would print, at most 420 characters, without invented scores, "confidence": 0 to 1}."""
 AGAIN = "\nYour last answer could not be read ({why}). Answer again, with the JSON object alone.\n"
 
 
