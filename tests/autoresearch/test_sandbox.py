@@ -268,7 +268,8 @@ def test_namespaces_mounts_tracing_and_keys_are_refused(run):
         """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-print([libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x40000000)], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
+flags = (0x10000000, 0x20000, 0x40000000)
+print([libc.unshare(flag) for flag in flags], libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),
       libc.ptrace(0, 0, 0, 0), libc.setns(0, 0), libc.chroot(b'/'), os.getuid() != 0)
 for action in (lambda: os.setuid(0), lambda: os.unshare(0x10000000)):
     try:
