@@ -20,7 +20,7 @@ from text_agents.autoresearch.tasks import load_task
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="*", default=list(embedded.NAMES))
+    parser.add_argument("--tasks", nargs="*", default=list(embedded.ALL_NAMES))
     parser.add_argument("--again", action="store_true", help="also where a board exists")
     args = parser.parse_args()
     embedded.BOARDS.mkdir(exist_ok=True)

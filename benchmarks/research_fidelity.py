@@ -46,7 +46,7 @@ def main() -> None:
             if name not in told:
                 texts = {"description": task.description, "inventory": task.inventory(), "brief": brief(limits)}
                 f.write(json.dumps({"task": name, "held_out": embedded.source(name).held_out, **texts}) + "\n")
-            seed = args.seed * 1000 + embedded.NAMES.index(name)
+            seed = args.seed * 1000 + embedded.ALL_NAMES.index(name)
             waiting = [(i, s) for i, s in enumerate(generate(facts, args.per_task, seed)) if (name, i) not in done]
             for at in range(0, len(waiting), args.workers):
                 part = waiting[at : at + args.workers]

@@ -58,7 +58,7 @@ def test_mistakes_are_one_line_on_stderr(argv, words, capsys, monkeypatch, tmp_p
 def test_the_list_of_tasks_names_splits_and_a_folder_is_described(make_task, capsys):
     assert cli.main(["research", "tasks"]) == 0
     out = capsys.readouterr().out
-    assert "house-price" in out and "held out" in out
+    assert "breast-cancer" in out and "held out" in out
     assert cli.main(["research", "tasks", f"--task_dir={make_task()}"]) == 0
     assert "rmse (lower is better), 20 test rows" in capsys.readouterr().out
 

@@ -56,7 +56,7 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
     if cfg.bike_sharing is not None:
         print(f"written: {bike_sharing.build(cfg.bike_sharing, cfg.output_dir)}")
         return 0
-    for source in embedded.SOURCES:
+    for source in map(embedded.source, embedded.NAMES):
         split = "held out" if source.held_out else "train"
         print(f"{source.name:20s} {split:9s} {source.kind:11s} {source.metric:9s} {source.title}")
         if cfg.output_dir is not None:
@@ -148,8 +148,8 @@ def _task_names(names: Sequence[str]) -> list[str]:
     from text_agents.autoresearch import embedded
 
     groups = {
-        "train": [s.name for s in embedded.SOURCES if not s.held_out],
-        "held_out": [s.name for s in embedded.SOURCES if s.held_out],
+        "train": [n for n in embedded.NAMES if not embedded.source(n).held_out],
+        "held_out": [n for n in embedded.NAMES if embedded.source(n).held_out],
         "all": list(embedded.NAMES),
     }
     found: list[str] = []

@@ -94,12 +94,14 @@ SOURCES: tuple[Source, ...] = (
            drop=("meddol", "lnmeddol", "binexp", "outpdol", "drugdol", "suppdol", "mentdol", "inpdol", "totadm", "zper",
                  "notmdvis", "num")),
 )  # fmt: skip
-NAMES = tuple(s.name for s in SOURCES)
+ALL_NAMES = tuple(s.name for s in SOURCES)
+# A source becomes a task with its board: without one nothing could be ranked.
+NAMES = tuple(name for name in ALL_NAMES if (BOARDS / f"{name}.csv").is_file())
 
 
 def source(name: str) -> Source:
     """Raises UserError for an unknown name."""
-    require(name in NAMES, f"unknown task {name!r}{nearest(name, NAMES)}")
+    require(name in ALL_NAMES, f"unknown task {name!r}{nearest(name, NAMES)}")
     return next(s for s in SOURCES if s.name == name)
 
 
@@ -223,7 +225,9 @@ def build(name: str, folder: str | Path) -> Path:
 
 
 def load(name: str, folder: str | Path) -> Task:
-    """An embedded task, built under `folder` where it is not yet."""
+    """An embedded task, built under `folder` where it is not yet. Raises UserError for one without a board."""
+    source(name)
+    require(name in NAMES, f"task {name} has no board yet: python benchmarks/research_boards.py --tasks {name}")
     return load_task(build(name, folder))
 
 
