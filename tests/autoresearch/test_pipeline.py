@@ -102,6 +102,18 @@ def test_sound_specifications_run_and_are_valid(make_task, tmp_path):
     assert ran == 8 and "DATA_DIR" not in os.environ
 
 
+def test_target_encoding_takes_whole_numbers_for_a_quantity(make_task, tmp_path):
+    """scikit-learn guesses classes from whole numbers, and fails on prices."""
+    folder = make_task()
+    table = pd.read_csv(folder / "public" / "train.csv")
+    table.assign(target=(100 * table["target"]).round().astype(int)).to_csv(
+        folder / "public" / "train.csv", index=False
+    )
+    task = load_task(folder)
+    spec = Spec("regression", model="ridge", encode="target", output="raw")
+    assert run_here(render(spec, facts_of(task)), task, tmp_path) is not None
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -131,6 +131,8 @@ def _preprocessing(spec: Spec, facts: Facts) -> tuple[list[str], dict[str, set[s
     steps = [("numeric", _chain(numeric, imports), "numeric")]
     if spec.encode in ENCODERS:
         encoder = ENCODERS[spec.encode]
+        if spec.encode == "target" and spec.kind == "regression":  # it takes whole numbers for classes otherwise
+            encoder = encoder[:-1] + ', target_type="continuous")'
         imports.setdefault("sklearn.preprocessing", set()).add(encoder.split("(")[0])
         chain = [encoder]
         if spec.impute != "none":
