@@ -66,6 +66,12 @@ def test_words_beat_the_majority_and_every_fit_is_on_other_tasks():
     assert majority["status_at_1"] == pytest.approx(0.75), "the gate knows the quarter that does not compile"
 
 
+def test_a_constant_has_no_rank_correlation_within_tasks():
+    table = rows(4, 4)
+    same = [fidelity._prediction(np.full(4, 0.25), np.full(4, 0.25))] * len(table)
+    assert fidelity.figures(table, same)["before_spearman_within_task"] == 0.0
+
+
 def test_complexity_ranks_by_size_alone_and_broken_code_is_zero():
     assert fidelity.complexity("x = (") == 0.0
     assert fidelity.complexity("import a, b\nx = 1") > fidelity.complexity("x = 1") > 0
