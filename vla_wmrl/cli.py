@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
 }
 MAKES_A_FOLDER = ("demos", "sft", "train", "eval")
 
+TEXT_AGENTS = {"text": "text_agents.commands", "research": "text_agents.autoresearch.commands"}  # groups of commands
+
 # What may change when a run is resumed; everything else would make it a different run.
 MAY_CHANGE = (
     "resume", "output_dir", "steps", "save_every", "keep_checkpoints", "device", "videos", "init_ids",
@@ -38,6 +40,7 @@ def usage() -> str:
     lines = ["usage: vla-wmrl COMMAND [--config_path=FILE.yaml] [--key=value ...]", "", "commands:"]
     lines += [f"  {name:8s}{(cls.__doc__ or '').strip()}" for name, (cls, _, _) in COMMANDS.items()]
     lines += [f"  {'text':8s}Text agents (ALFWorld, tau2-bench, RWML): `vla-wmrl text` lists its commands."]
+    lines += ["  research Agents that write machine-learning programs: `vla-wmrl research` lists its commands."]
     return "\n".join([*lines, "", "`vla-wmrl COMMAND --help` lists its keys."])
 
 
@@ -91,9 +94,9 @@ def run(argv: Sequence[str]) -> int:
         print(version("vla-wmrl"))
         return 0
     command, rest = argv[0], list(argv[1:])
-    if command == "text":
-        return importlib.import_module("text_agents.commands").run(rest)
-    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, [*COMMANDS, 'text'])}")
+    if command in TEXT_AGENTS:
+        return importlib.import_module(TEXT_AGENTS[command]).run(rest)
+    require(command in COMMANDS, f"unknown command {command!r}{nearest(command, [*COMMANDS, *TEXT_AGENTS])}")
     cls, module, function = COMMANDS[command]
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, command))

@@ -101,17 +101,18 @@ class Fusion:
         *,
         half_life_groups: float = 64.0,
         min_groups: int = 4,
-        max_weight: float = np.inf,
+        max_weight: float | None = None,
         guard: Guard | None = None,
         guard_window: int = 64,
     ):
         """half_life_groups: of the running means. min_groups: anchor groups seen before weights leave 1. max_weight:
-        bound of w_E / w_WM ("inverse_variance", "mse"; Eq. 5 needs none). guard_window: latest anchor groups that the
+        bound of w_E / w_WM ("inverse_variance", "mse"; Eq. 5 needs none, and None is none). guard_window: latest anchor groups that the
         guard sees.
         """
         if kind not in KINDS:
             raise ValueError(f"kind={kind!r}, expected one of {KINDS}")
-        self.kind, self.min_groups, self.max_weight = kind, min_groups, max_weight
+        self.kind, self.min_groups = kind, min_groups
+        self.max_weight = np.inf if max_weight is None else max_weight
         self.guard, self.guard_window = guard, guard_window
         self.rate = 1.0 - 0.5 ** (1.0 / half_life_groups)
         self.n_groups_ = 0

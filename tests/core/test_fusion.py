@@ -354,3 +354,13 @@ def test_observing_groups_one_by_one_or_at_once_is_the_same():
     for i in range(20):
         b.observe(f[i : i + 1], r[i : i + 1])
     assert a.statistics() == b.statistics()
+
+
+def test_no_bound_on_the_weight_is_no_bound_and_no_crash():
+    """`fusion.max_weight: null` of a config reaches Fusion as None."""
+    fusions = [Fusion("inverse_variance", min_groups=1, max_weight=bound) for bound in (None, np.inf)]
+    rng = np.random.default_rng(0)
+    for fusion in fusions:
+        r = rng.random((4, 8))
+        fusion.observe(np.zeros_like(r), r)
+    assert all(0.0 < fusion.weights(4, 36, True).wm < fusion.weights(4, 36, True).anchor for fusion in fusions)

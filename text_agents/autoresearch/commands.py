@@ -1,0 +1,211 @@
+"""`vla-wmrl research {tasks,run,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from text_agents.autoresearch import config
+from vla_wmrl import arguments
+from vla_wmrl.errors import nearest, require
+
+COMMANDS: dict[str, type] = {
+    "tasks": config.ResearchTasksConfig,
+    "run": config.ResearchRunConfig,
+    "eval": config.ResearchEvalConfig,
+    "fidelity": config.ResearchFidelityConfig,
+}
+
+
+def usage() -> str:
+    lines = ["usage: vla-wmrl research COMMAND [--config_path=FILE.yaml] [--key=value ...]", "", "commands:"]
+    lines += [f"  {name:9s}{(cls.__doc__ or '').strip()}" for name, cls in COMMANDS.items()]
+    return "\n".join([*lines, "", "`vla-wmrl research COMMAND --help` lists its keys."])
+
+
+def run(argv: Sequence[str]) -> int:
+    """Exit code of one command. Raises UserError for mistakes."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    name, rest = argv[0], list(argv[1:])
+    require(name in COMMANDS, f"unknown command research {name!r}{nearest(name, list(COMMANDS))}")
+    cls = COMMANDS[name]
+    if "--help" in rest or "-h" in rest:
+        print(arguments.help_text(cls, f"research {name}"))
+        return 0
+    cfg = arguments.load(cls, rest)
+    return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity}[name](cfg)
+
+
+def tasks(cfg: config.ResearchTasksConfig) -> int:
+    from text_agents.autoresearch import bike_sharing, embedded
+    from text_agents.autoresearch.tasks import load_task
+
+    if cfg.task_dir is not None:
+        task = load_task(cfg.task_dir, cfg.metric)
+        board = next(iter(task.boards.values()))
+        direction, best = ("higher", board.max()) if task.metric.higher_is_better else ("lower", board.min())
+        sizes = ", ".join(f"{len(b)} ({n})" for n, b in task.boards.items())
+        print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, "
+              f"boards of {sizes}, best {best:g}")  # fmt: skip
+        print(task.inventory())
+        return 0
+    if cfg.bike_sharing is not None:
+        print(f"written: {bike_sharing.build(cfg.bike_sharing, cfg.output_dir)}")
+        return 0
+    for source in map(embedded.source, embedded.NAMES):
+        split = "held out" if source.held_out else "train"
+        print(f"{source.name:20s} {split:9s} {source.kind:11s} {source.metric:9s} {source.title}")
+        if cfg.output_dir is not None:
+            embedded.build(source.name, cfg.output_dir)
+    if cfg.output_dir is not None:
+        print(f"written: {cfg.output_dir}")
+    return 0
+
+
+def _limits(sandbox: config.SandboxConfig):
+    from text_agents.autoresearch.sandbox import Limits
+
+    return Limits(cpu_s=sandbox.cpu_s, wall_s=sandbox.wall_s, memory_mb=sandbox.memory_mb, processes=sandbox.processes,
+                  disk_mb=sandbox.disk_mb)  # fmt: skip
+
+
+def run_one(cfg: config.ResearchRunConfig) -> int:
+    from text_agents.autoresearch import embedded
+    from text_agents.autoresearch.execute import execute
+    from text_agents.autoresearch.render import Facts, facts_of
+    from text_agents.autoresearch.sandbox import Sandbox
+    from text_agents.autoresearch.tasks import load_task
+
+    path = Path(cfg.file)
+    require(path.is_file(), f"no file {path}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    task = load_task(cfg.task_dir, cfg.metric) if cfg.task_dir else embedded.load(cfg.task, embedded.cache_folder())
+    mode = "pipeline" if path.suffix == ".json" else "code"
+    facts = facts_of(task) if mode == "pipeline" else Facts(task.kind, task.id_column, "", tuple(task.target), False)
+    with Sandbox({task.name: task.public}, _limits(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+        done = execute(task, facts, [f"```python\n{text}\n```" if mode == "code" else text], mode, sandbox)[0]
+    if cfg.show_code:
+        print(done.code)
+    print(f"status   {done.status}\nreward   {done.reward:.4f}\nfeedback {done.feedback}")
+    if done.status == "valid":
+        print(f"medal    {done.medal or 'none'}")
+    print(f"sandbox  {done.sandbox_s:.2f} s ({done.cpu_s:.2f} s of computing)")
+    return 0
+
+
+def evaluate(cfg: config.ResearchEvalConfig) -> int:
+    from text_agents.autoresearch import embedded
+    from text_agents.autoresearch.episode import SpecAgent, run_group
+    from text_agents.autoresearch.sandbox import Sandbox
+    from text_agents.autoresearch.tasks import load_task
+
+    chosen = _task_names(cfg.tasks)
+    folder = Path(cfg.output_dir)
+    require(not folder.exists() or folder.is_dir(), f"output_dir {folder} is a file: name a folder")
+    path = folder / "trajectories.jsonl"
+    require(
+        cfg.resume or not path.exists(), f"output_dir {folder} holds results: continue with --resume, or name another"
+    )
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    found = {name: (embedded.load(name, embedded.cache_folder()), embedded.source(name).held_out) for name in chosen}
+    found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {r["task"] for r in rows}
+    agent = SpecAgent(cfg.agent, cfg.seed)
+    with Sandbox({n: t.public for n, (t, _) in found.items()}, _limits(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+        for number, (name, (task, held_out)) in enumerate(found.items(), 1):
+            if name in done:
+                continue
+            started = time.monotonic()
+            group = run_group(task, agent, cfg.episodes, sandbox, turns=cfg.turns)
+            wall = time.monotonic() - started
+            new = [
+                {"arm": cfg.agent, "seed": cfg.seed, "task": name, "held_out": held_out, "member": t.member,
+                 "percentile": t.percentile, "reward": t.reward, "statuses": [x.status for x in t.turns],
+                 "scores": [x.score for x in t.turns], "sandbox_s": t.sandbox_s, "wall_s": wall / len(group),
+                 "texts": t.texts}
+                for t in group
+            ]  # fmt: skip
+            with path.open(
+                "a", encoding="utf-8"
+            ) as f:  # a task at a time: what is there after an interruption is whole
+                f.write("".join(json.dumps(row) + "\n" for row in new))
+            rows += new
+            print(
+                f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True
+            )
+    summary = summarise(rows)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    print(leaderboard(summary))
+    return 0
+
+
+def _task_names(names: Sequence[str]) -> list[str]:
+    from text_agents.autoresearch import embedded
+
+    groups = {
+        "train": [n for n in embedded.NAMES if not embedded.source(n).held_out],
+        "held_out": [n for n in embedded.NAMES if embedded.source(n).held_out],
+        "all": list(embedded.NAMES),
+    }
+    found: list[str] = []
+    for name in names:
+        require(
+            name in groups or name in embedded.NAMES,
+            f"unknown task {name!r}{nearest(name, [*embedded.NAMES, *groups])}",
+        )
+        found += groups.get(name, [name])
+    return list(dict.fromkeys(found))
+
+
+def _mean(rows: Sequence[dict], name: str) -> float:
+    values = [r[name] for r in rows if r[name] == r[name]]
+    return sum(values) / len(values) if values else float("nan")
+
+
+def summarise(rows: Sequence[dict]) -> list[dict]:
+    """A row a task: mean percentile over its graded trajectories, their number, and the seconds of all of them."""
+    summary = []
+    for name in dict.fromkeys(r["task"] for r in rows):
+        own = [r for r in rows if r["task"] == name]
+        summary.append({
+            "arm": own[0]["arm"], "seed": own[0]["seed"], "task": name, "held_out": own[0]["held_out"],
+            "percentile": _mean(own, "percentile"), "n": sum(r["percentile"] == r["percentile"] for r in own),
+            "sandbox_s": sum(r["sandbox_s"] for r in own), "wall_s": sum(r["wall_s"] for r in own),
+        })  # fmt: skip
+    return summary
+
+
+def leaderboard(summary: Sequence[dict]) -> str:
+    lines = [f"{'task':22s} {'split':9s} {'percentile':>10s} {'n':>4s} {'sandbox s':>10s}"]
+    for row in sorted(summary, key=lambda r: (r["held_out"], -r["percentile"])):
+        split = "held out" if row["held_out"] else "train"
+        lines.append(f"{row['task']:22s} {split:9s} {row['percentile']:10.1f} {row['n']:4d} {row['sandbox_s']:10.1f}")
+    for held_out, split in ((False, "train"), (True, "held out")):
+        part = [r for r in summary if r["held_out"] == held_out]
+        if part:
+            seconds, n = sum(r["sandbox_s"] for r in part), sum(r["n"] for r in part)
+            lines.append(f"{'mean':22s} {split:9s} {_mean(part, 'percentile'):10.1f} {n:4d} {seconds:10.1f}")
+    return "\n".join(lines)
+
+
+def fidelity(cfg: config.ResearchFidelityConfig) -> int:
+    from text_agents.autoresearch import fidelity as harness
+
+    rows = harness.read_rows(cfg.data)
+    cases = harness.cases_of(rows)
+    names = list(dict.fromkeys(["majority", "complexity", cfg.predictor]))
+    table = {name: harness.figures(rows, harness.across_tasks(harness.PREDICTORS[name], rows, cases)) for name in names}
+    print(f"{len(rows)} solutions of {rows['task'].nunique()} tasks; fitted and calibrated on other tasks than judged")
+    print(f"{'':30s}" + "".join(f"{name:>12s}" for name in names))
+    for key in table[names[0]]:
+        print(f"{key:30s}" + "".join(f"{table[name].get(key, float('nan')):12.3f}" for name in names))
+    if cfg.output is not None:
+        Path(cfg.output).write_text(
+            json.dumps({"data": str(Path(cfg.data).name), "figures": table}, indent=1), encoding="utf-8"
+        )
+    return 0

@@ -1,0 +1,90 @@
+"""Configurations of `vla-wmrl research`. A comment beside a field is its help text; nothing heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vla_wmrl.errors import require
+
+
+@dataclass
+class SandboxConfig:
+    workers: int = 1  # programs at a time
+    cpu_s: int = 60  # computing time a program may take
+    wall_s: float = 240.0  # time on the clock before a program is stopped
+    memory_mb: int = 2048  # of a program
+    processes: int = 64  # processes and threads of a program
+    disk_mb: int = 256  # of each of a program's private disks, in memory
+
+    def validate(self) -> None:
+        for name in ("workers", "cpu_s", "wall_s", "memory_mb", "processes", "disk_mb"):
+            require(getattr(self, name) > 0, f"sandbox.{name}={getattr(self, name)} must be positive")
+        require(self.memory_mb >= 64, f"sandbox.memory_mb={self.memory_mb} is below 64")
+        require(self.processes >= 4, f"sandbox.processes={self.processes}: a solution needs at least 4")
+
+
+@dataclass
+class ResearchTasksConfig:
+    """List the embedded tasks, write them to a folder, or check a task folder of your own."""
+
+    task_dir: str | None = None  # a task folder to check and describe
+    metric: str | None = None  # with --task_dir: metric of a folder that names none
+    output_dir: str | None = None  # write the embedded tasks here, in MLE-Dojo's format
+    bike_sharing: str | None = None  # folder with bike_hour.csv and Kaggle's boards: rebuild that task in output_dir
+
+    def validate(self) -> None:
+        require(self.bike_sharing is None or self.output_dir is not None, "--bike_sharing needs --output_dir=FOLDER")
+
+
+@dataclass
+class ResearchRunConfig:
+    """Run one solution in the sandbox and grade it."""
+
+    file: str | None = None  # a Python program, or a pipeline specification (.json)
+    task: str | None = None  # embedded task
+    task_dir: str | None = None  # or a task folder
+    metric: str | None = None  # with --task_dir: metric of a folder that names none
+    show_code: bool = False  # print the program that a specification stands for
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+
+    def validate(self) -> None:
+        require(self.file is not None, "no solution: pass --file=solution.py, or a specification as .json")
+        require((self.task is None) != (self.task_dir is None), "name one task: --task=NAME or --task_dir=FOLDER")
+        self.sandbox.validate()
+
+
+@dataclass
+class ResearchEvalConfig:
+    """Evaluate an agent on tasks: one JSON line a trajectory, a leaderboard view, summary.json."""
+
+    output_dir: str | None = None  # results folder
+    resume: bool = False  # keep the trajectories that output_dir already holds and run the rest
+    seed: int = 0
+    agent: Literal["random", "sound", "search"] = (
+        "sound"  # of specifications: any, without known mistakes, local search
+    )
+    tasks: list[str] = field(default_factory=lambda: ["held_out"])  # names, or train, held_out, all
+    task_dirs: list[str] = field(default_factory=list)  # task folders, held out
+    episodes: int = 4  # trajectories a task
+    turns: int = 4  # programs a trajectory; the best counts
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+
+    def validate(self) -> None:
+        require(self.output_dir is not None, "no folder for the results: pass --output_dir=FOLDER")
+        require(len(self.tasks) + len(self.task_dirs) > 0, "no task: pass --tasks or --task_dirs")
+        require(self.episodes >= 1 and self.turns >= 1, "episodes and turns start at 1")
+        self.sandbox.validate()
+
+
+@dataclass
+class ResearchFidelityConfig:
+    """How well a predictor foretells executions, on a file of solutions with true outcomes."""
+
+    data: str | None = None  # file of benchmarks/research_fidelity.py (JSON lines)
+    output: str | None = None  # also write the figures here, as JSON
+    predictor: Literal["majority", "complexity", "text"] = "text"  # text: fitted to words of the other tasks' programs
+    seed: int = 0
+
+    def validate(self) -> None:
+        require(self.data is not None, "no data: pass --data=FILE made by benchmarks/research_fidelity.py")
