@@ -69,7 +69,10 @@ def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], 
 
 def table(rows: list[dict]) -> str:
     """Success per arm, pooled over seeds and tasks, with Wilson intervals."""
-    lines = ["| arm | seeds | before | after | gain | real steps | imagined steps | training wall s |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| arm | seeds | before | after | gain | real steps | imagined steps | training wall s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for arm in [a for a in ARMS if any(r["arm"] == a for r in rows)]:
         mine = [r for r in rows if r["arm"] == arm]
         cells = {}

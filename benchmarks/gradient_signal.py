@@ -49,7 +49,9 @@ def gradient(learner: Learner, group: Group, reward: Reward) -> torch.Tensor:
     logp = learner.policy.log_prob(*looks.rows(live))
     loss, _ = grpo.grpo_loss(logp, logp.detach(), looks.advantage[live], weights[live])
     grads = torch.autograd.grad(loss, learner.parameters, allow_unused=True)
-    return torch.cat([torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(learner.parameters, grads, strict=True)])
+    return torch.cat(
+        [torch.zeros(p.numel()) if g is None else g.flatten() for p, g in zip(learner.parameters, grads, strict=True)]
+    )
 
 
 def gradients(learner: Learner, groups: list[Group], reward: Reward) -> torch.Tensor:

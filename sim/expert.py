@@ -101,8 +101,13 @@ class Expert:
         region, book = view.regions["desk_caddy_1_back_contain_region"], view.objects[name]
         centre = book.mat @ SHAPES["black_book"].centre
         top = region.pos[2] + 0.085
-        return Place(np.array([*(region.pos - centre)[:2], region.pos[2] - 0.01]), tol=0.01, over=top, release=0.01,
-                     finger_axis=np.array([1.0, 0.0, 0.0]))
+        return Place(
+            np.array([*(region.pos - centre)[:2], region.pos[2] - 0.01]),
+            tol=0.01,
+            over=top,
+            release=0.01,
+            finger_axis=np.array([1.0, 0.0, 0.0]),
+        )
 
     def _stove(self, view: View, goal: tuple[str, ...]) -> Place:
         region = view.regions[goal[2]]

@@ -61,9 +61,7 @@ SHAPES = {
     "porcelain_mug": Shape(
         (-0.065, -0.049, 0.002), (0.060, 0.047, 0.108), "rim", (0.0125, -0.001), 0.0455, 0.108, 0.005, np.pi
     ),
-    "white_yellow_mug": Shape(
-        (-0.071, -0.053, 0.0), (0.068, 0.053, 0.103), "rim", (-0.0185, 0.0), 0.0505, 0.103, 0.005, 0.0
-    ),
+    "white_yellow_mug": Shape((-0.071, -0.053, 0.0), (0.068, 0.053, 0.103), "rim", (-0.0185, 0.0), 0.0505, 0.103, 0.005, 0.0),
     "red_coffee_mug": Shape((-0.061, -0.047, -0.002), (0.062, 0.046, 0.131)),
     "akita_black_bowl": Shape((-0.054, -0.054, 0.002), (0.053, 0.053, 0.052), "rim", (0.0, 0.0), 0.051, 0.052, 0.005),
     "moka_pot": Shape((-0.041, -0.056, -0.066), (0.041, 0.091, 0.086), "knob", (0.0, -0.001), 0.0, 0.086, 0.011),
@@ -272,8 +270,7 @@ def handle_grasp(view: View, name: str) -> Grasp:
     pose, shape = view.objects[name], SHAPES[category(name)]
     out = np.array([np.cos(shape.handle), np.sin(shape.handle), 0.0])
     pos = pose.pos + pose.mat @ (HANDLE[0] * out + [0, 0, HANDLE[1]])
-    return Grasp(pos, pose.mat @ np.cross(out, [0, 0, 1.0]), 0.008,
-                 -LEAN * (pose.mat @ out))
+    return Grasp(pos, pose.mat @ np.cross(out, [0, 0, 1.0]), 0.008, -LEAN * (pose.mat @ out))
 
 
 def grasp_of(view: View, name: str, kind: str | None = None, prefer: np.ndarray | None = None) -> Grasp:

@@ -17,7 +17,6 @@ from vla_wmrl.types import Rollout, Start
 from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.latent import StateSpaceModel
 
-
 PAID = "data.json"  # beside a fitted world model: {"real_steps": control steps that its training data cost, "what": ...}
 
 
@@ -66,8 +65,9 @@ class WorldModelRuntime:
         """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
         every = [s for s in starts for _ in range(group_size)]
         members = list(range(group_size)) * len(starts)
-        rollouts = self.model.imagine(self.policy, every, members, seed, self.cfg.groups.looks,
-                                      explore_looks=self.cfg.groups.explore_looks)
+        rollouts = self.model.imagine(
+            self.policy, every, members, seed, self.cfg.groups.looks, explore_looks=self.cfg.groups.explore_looks
+        )
         return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
 
     def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:

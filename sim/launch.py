@@ -41,8 +41,8 @@ def make_debias(cfg: TrainConfig) -> IsotonicDebiaser | None:
 
 def make_fusion(cfg: TrainConfig) -> Fusion:
     guard = cfg.guard
-    active = Guard(min_pairs=guard.min_pairs, min_rank_correlation=guard.min_rank_correlation,
-                   max_false_positives=guard.max_false_positives, min_groups=guard.min_groups) if guard.enabled else None  # fmt: skip
+    limits = {k: getattr(guard, k) for k in ("min_pairs", "min_rank_correlation", "max_false_positives", "min_groups")}
+    active = Guard(**limits) if guard.enabled else None
     fusion = cfg.fusion
     return Fusion(fusion.kind, half_life_groups=fusion.half_life_groups, min_groups=fusion.min_groups,
                   max_weight=fusion.max_weight, guard=active, guard_window=guard.window_groups)  # fmt: skip
@@ -83,7 +83,12 @@ class Run:
 
     # ---- state
     def state_dict(self, step: int) -> dict:
-        state = {"step": step, "loop": self.loop.state_dict(), "starts": self.starts.state_dict(), "rng": checkpoint.rng_state()}
+        state = {
+            "step": step,
+            "loop": self.loop.state_dict(),
+            "starts": self.starts.state_dict(),
+            "rng": checkpoint.rng_state(),
+        }
         return state | ({} if self.world is None else {"world": self.world.state_dict()})
 
     def load(self) -> int:

@@ -77,9 +77,7 @@ class NearMissJob:
 
     def __post_init__(self) -> None:
         if self.split != "train":
-            raise UserError(
-                "near misses are training data: they start from training states, never from the official ones"
-            )
+            raise UserError("near misses are training data: they start from training states, never from the official ones")
         object.__setattr__(self, "affinity", (self.spec,))
 
     def run(self, context: Context) -> list[Segment]:

@@ -39,9 +39,7 @@ class KeypointHead(nn.Module):
         middle = (torch.arange(side) + 0.5) / side * 2 - 1
         y, x = torch.meshgrid(middle, middle, indexing="ij")
         self.register_buffer("place", torch.stack([x.flatten(), y.flatten()], dim=-1))
-        self.hidden = nn.Sequential(
-            nn.Linear(2 * cameras * QUERIES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()
-        )
+        self.hidden = nn.Sequential(nn.Linear(2 * cameras * QUERIES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
         self.out = nn.Linear(HIDDEN, tasks * outputs)
 
     def forward(self, tokens: Tensor, task: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def _serve(worker: int, pipe: Connection) -> None:
             answer = (index, job.run(context), None)
         except KeyboardInterrupt:
             return
-        except BaseException as error:  # noqa: BLE001  (whatever it was, the parent must see it)
+        except BaseException as error:
             answer = (index, error if isinstance(error, UserError) else None, traceback.format_exc())
         pipe.send(answer)
 

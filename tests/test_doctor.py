@@ -53,11 +53,7 @@ def test_this_environment_passes_the_quick_checks(capsys):
 
 def test_manifests_name_what_decides_scores():
     versions = json.loads(json.dumps(doctor.versions()))
-    assert (
-        versions["packages"]["mujoco"]
-        and versions["renderer"]["renderer"]
-        and len(versions["libero_distribution"]) == 1
-    )
+    assert versions["packages"]["mujoco"] and versions["renderer"]["renderer"] and len(versions["libero_distribution"]) == 1
 
 
 def test_info_says_what_a_folder_is(tmp_path):

@@ -60,9 +60,7 @@ def test_every_import_is_declared():
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module]
-            for top in (
-                {name.split(".")[0] for name in names} - OWN - OPTIONAL_MODULES - set(sys.stdlib_module_names) - local
-            ):
+            for top in {name.split(".")[0] for name in names} - OWN - OPTIONAL_MODULES - set(sys.stdlib_module_names) - local:
                 if canonicalize_name(DISTRIBUTION.get(top, top)) not in declared:
                     undeclared.setdefault(top, str(path.relative_to(ROOT)))
     assert not undeclared
@@ -82,9 +80,7 @@ def test_setup_passes_over_an_interpreter_that_does_not_run(tmp_path):
     functions = script[script.index("fits()") : script.index("find_uv()")]
     path = f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin"
     code = f"set -euo pipefail\n{functions}\nfind_python"
-    done = subprocess.run(
-        ["bash", "-c", code], env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True, text=True
-    )
+    done = subprocess.run(["bash", "-c", code], env={"PATH": path, "HOME": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() not in ("", "python3.12"), done.stderr
 
 

@@ -96,9 +96,7 @@ class Episode:
     observations: list[str] = field(default_factory=list)
 
 
-Agent = Callable[
-    [Observation, list[str], np.random.Generator], str
-]  # (now, commands so far, random numbers) -> command
+Agent = Callable[[Observation, list[str], np.random.Generator], str]  # (now, commands so far, random numbers) -> command
 
 
 def play(game: Game, agent: Agent, split: str = "", seed: int = 0, max_steps: int = MAX_STEPS) -> Episode:

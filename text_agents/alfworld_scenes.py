@@ -245,9 +245,7 @@ def write_games(folder: str | Path, n: dict[str, int], seed: int = 0) -> dict[st
     written = {}
     for split, count in n.items():
         require(split in SCENES, f"no games of our own for split {split!r} (known: {', '.join(SCENES)})")
-        require(
-            not any((folder / split).glob(f"*/*/{FILE_NAME}")), f"{folder / split} holds games: name another folder"
-        )
+        require(not any((folder / split).glob(f"*/*/{FILE_NAME}")), f"{folder / split} holds games: name another folder")
         first, end = SCENES[split]
         for i in range(count):
             scene = first + i % (end - first)

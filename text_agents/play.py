@@ -27,9 +27,7 @@ class ModelAgent:
         self._cfg, self._list, self._sample = cfg, list_commands, language_model.sample
         self.model, tokenizer = language_model.load_model(cfg.path, cfg.device)
         self.chat = ChatFormat(tokenizer, shipped(cfg.template) if cfg.template else None)
-        self.dropped_turns = self.malformed = self.cut = (
-            0  # history turns left out, replies without tags, replies cut short
-        )
+        self.dropped_turns = self.malformed = self.cut = 0  # history turns left out, replies without tags, replies cut short
         self._seen: list[str] = []
 
     def __call__(self, observation: Observation, commands: list[str], rng: np.random.Generator) -> str:
@@ -64,9 +62,7 @@ class ModelAgent:
         return {"dropped_turns": self.dropped_turns, "malformed_replies": self.malformed, "cut_replies": self.cut}
 
 
-def make_agent(
-    kind: str, cfg: ModelSection, list_commands: bool = True
-) -> tuple[Callable[[Game], alfworld.Agent], object]:
+def make_agent(kind: str, cfg: ModelSection, list_commands: bool = True) -> tuple[Callable[[Game], alfworld.Agent], object]:
     """(game -> agent, the model's agent or None)."""
     if kind == "walkthrough":
         return alfworld.walkthrough_agent, None

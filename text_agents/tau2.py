@@ -71,9 +71,7 @@ class Tau2Env:
     def reset(self, task: Tau2Task, seed: int = 0) -> Observation:
         """Start a task: the user's first message, in solo mode the ticket. Raises UserFailure, or UserError."""
         from_data = tau2_data.task(task.domain, task.task_id)
-        require(
-            not self.solo_mode or from_data.ticket, f"{task.domain} task {task.task_id} has no ticket: no solo mode"
-        )
+        require(not self.solo_mode or from_data.ticket, f"{task.domain} task {task.task_id} has no ticket: no solo mode")
         self.environment = tau2_data.start_environment(task.domain, task.task_id, self.solo_mode)
         start = from_data.initial_state
         self.messages = list(start.message_history or []) if start else []
@@ -116,9 +114,7 @@ class Tau2Env:
             return self._call(*parsed)
         if self.solo_mode or not parsed:
             self.invalid += 1
-            return self._result(
-                "Error: " + ("there is no user to talk to" if parsed else "an empty message"), kind="invalid"
-            )
+            return self._result("Error: " + ("there is no user to talk to" if parsed else "an empty message"), kind="invalid")
         return self._say(parsed)
 
     def _call(self, name: str, arguments: dict) -> StepResult:
@@ -173,9 +169,7 @@ class Tau2Env:
         reward, info = None, {"kind": kind, "source": source, "stop_reason": failure or reason or ""}
         if reason is not None or truncated:
             info["stop_reason"] = reason or "max_steps"
-            score = tau2_data.evaluate(
-                self.task.domain, self.task.task_id, self.messages, info["stop_reason"], self.solo_mode
-            )
+            score = tau2_data.evaluate(self.task.domain, self.task.task_id, self.messages, info["stop_reason"], self.solo_mode)
             reward, info["reward_info"] = float(score.reward), score
         return StepResult(Observation(text or ""), reward, reason is not None, truncated or bool(failure), info)
 

@@ -96,9 +96,7 @@ class ChatUser:
         from tau2.user.user_simulator import SYSTEM_PROMPT, get_global_user_sim_guidelines
 
         guidelines = get_global_user_sim_guidelines(use_tools=bool(tools))
-        prompt = SYSTEM_PROMPT.format(
-            global_user_sim_guidelines=guidelines, instructions=task.user_scenario.instructions
-        )
+        prompt = SYSTEM_PROMPT.format(global_user_sim_guidelines=guidelines, instructions=task.user_scenario.instructions)
         self.messages, self.tools = [{"role": "system", "content": prompt}], tools
         return self.turn([{"role": "assistant", "content": "Hi! How can I help you today?"}])
 

@@ -31,9 +31,7 @@ class TokenRollout:
 
     token_ids: np.ndarray  # [T] int64
     policy_mask: np.ndarray  # [T] bool, tokens the model sampled
-    logp_old: (
-        np.ndarray
-    )  # [T] float32, log-probability at the sampling temperature over the full softmax; NaN elsewhere
+    logp_old: np.ndarray  # [T] float32, log-probability at the sampling temperature over the full softmax; NaN elsewhere
     turn_id: np.ndarray  # [T] int64, which reply a token belongs to or leads up to
     group_id: int
     rollout_id: int
@@ -213,9 +211,7 @@ def shipped(name: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def fit_history(
-    render: Callable[[Sequence[Any]], list[int]], history: Sequence[Any], max_tokens: int
-) -> tuple[list[int], int]:
+def fit_history(render: Callable[[Sequence[Any]], list[int]], history: Sequence[Any], max_tokens: int) -> tuple[list[int], int]:
     """Prompt ids that fit, and how many of the oldest history entries were left out for that.
 
     render: history entries -> ids of the whole prompt. Raises UserError where it does not fit even without history.

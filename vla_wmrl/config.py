@@ -25,9 +25,7 @@ class EnvConfig:
     suite: str = "libero_10"  # LIBERO suite
     task_ids: list[int] = field(default_factory=lambda: [0])  # tasks of the suite, from 0; "0-9" and "0,3" also work
     image_size: int = 64  # pixels of a camera image's side
-    stepping: Literal["robosuite", "exact", "near", "fast"] = (
-        "fast"  # robosuite's own; natively: its bits, near them, fastest
-    )
+    stepping: Literal["robosuite", "exact", "near", "fast"] = "fast"  # robosuite's own; natively: its bits, near them, fastest
     lod_mm: float = 8.0  # meshes are simplified to this error in mm before rendering; 0: as LIBERO ships them
     multisample: int = 0  # samples a pixel of antialiasing; 0: none
     max_steps: int | None = None  # control steps an episode may take; null: the suite's own limit
@@ -81,9 +79,7 @@ class PolicyConfig:
     sde: Literal["smooth", "hybrid", "all"] = "smooth"  # smooth noise on the result, or Flow-SDE (one random step, or all)
     noise_components: int = 1  # smooth: cosines over the executed steps of a chunk; 1: a constant offset
     noise_scale: list[float] | None = None  # smooth: factor an action dimension, 0: not explored; null: all 1
-    train: Literal["all_but_vision"] = (
-        "all_but_vision"  # parameters that RL moves: what the checkpoint trains, less vision
-    )
+    train: Literal["all_but_vision"] = "all_but_vision"  # parameters that RL moves: what the checkpoint trains, less vision
 
     def validate(self) -> None:
         require(self.path is not None, "no policy: pass --policy.path=FOLDER with a lerobot checkpoint")
@@ -108,9 +104,7 @@ class GrpoConfig:
     kl_beta: float = 0.0  # weight of the KL to the first policy
     grad_clip: float = 1.0  # norm of the gradient
     target_kl: float | None = 0.05  # nats a look that one step may move the policy; a longer step is halved; null: no limit
-    advantage_scale: Literal["none", "shared", "std"] = (
-        "none"  # centre only, one std for all groups, or each group's own
-    )
+    advantage_scale: Literal["none", "shared", "std"] = "none"  # centre only, one std for all groups, or each group's own
 
     def validate(self) -> None:
         require(
@@ -144,9 +138,7 @@ class DebiasConfig:
     max_pairs: int = 2000  # pairs kept, oldest dropped first
     refit_every: int = 1  # new pairs between two fits
     shrink: bool = True  # towards the base rate, by the out-of-fold slope within groups
-    task_strength: float | None = (
-        None  # k: a task of n pairs has its own curve with weight n / (n + k); null: one curve
-    )
+    task_strength: float | None = None  # k: a task of n pairs has its own curve with weight n / (n + k); null: one curve
 
     def validate(self) -> None:
         require(self.min_pairs >= 2, f"debias.min_pairs={self.min_pairs}: a calibration needs at least 2 pairs")
@@ -165,9 +157,7 @@ class FusionConfig:
     def validate(self) -> None:
         require(self.min_groups >= 1, f"fusion.min_groups={self.min_groups} must be at least 1")
         require(self.half_life_groups > 0, "fusion.half_life_groups must be positive")
-        require(
-            self.max_weight is None or self.max_weight >= 1, f"fusion.max_weight={self.max_weight} must be at least 1"
-        )
+        require(self.max_weight is None or self.max_weight >= 1, f"fusion.max_weight={self.max_weight} must be at least 1")
 
 
 @dataclass
@@ -333,9 +323,7 @@ class EvalConfig:
     videos: int = 0  # videos a task
     device: str = "auto"  # auto, cpu, cuda, mps
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    env: EnvConfig = field(
-        default_factory=lambda: EnvConfig(split="official", stepping="exact", lod_mm=0.0, multisample=4)
-    )
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(split="official", stepping="exact", lod_mm=0.0, multisample=4))
     workers: WorkersConfig = field(default_factory=WorkersConfig)
 
     def ids(self) -> list[int]:

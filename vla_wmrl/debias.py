@@ -275,9 +275,7 @@ def _tasks(tasks: np.ndarray | None, n: int) -> np.ndarray:
     return np.zeros(n, np.int64) if tasks is None else np.asarray(tasks, np.int64)
 
 
-def _clean(
-    pairs: np.ndarray, groups: np.ndarray, tasks: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _clean(pairs: np.ndarray, groups: np.ndarray, tasks: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pairs with both rewards present, and their groups and tasks."""
     pairs, groups = np.asarray(pairs, np.float64).reshape(-1, 2), np.asarray(groups, np.int64)
     tasks = _tasks(tasks, len(pairs))

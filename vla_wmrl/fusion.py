@@ -106,8 +106,8 @@ class Fusion:
         guard_window: int = 64,
     ):
         """half_life_groups: of the running means. min_groups: anchor groups seen before weights leave 1. max_weight:
-        bound of w_E / w_WM ("inverse_variance", "mse"; Eq. 5 needs none, and None is none). guard_window: latest anchor groups that the
-        guard sees.
+        bound of w_E / w_WM ("inverse_variance", "mse"; Eq. 5 needs none, and None is none). guard_window: latest
+        anchor groups that the guard sees.
         """
         if kind not in KINDS:
             raise ValueError(f"kind={kind!r}, expected one of {KINDS}")
@@ -232,9 +232,7 @@ class Fusion:
         return float(np.clip(self._ratios()[3] / (1.0 + n_anchor / n_wm), 0.0, 1.0))
 
 
-def _rank_correlation_bound(
-    f: np.ndarray, r: np.ndarray, groups: np.ndarray, confidence: float
-) -> tuple[float, float, int]:
+def _rank_correlation_bound(f: np.ndarray, r: np.ndarray, groups: np.ndarray, confidence: float) -> tuple[float, float, int]:
     """Pooled within-group rank correlation over groups with contrast in r, its upper bound, and their number."""
     sums = []
     for g in np.unique(groups):

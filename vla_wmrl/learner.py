@@ -14,7 +14,6 @@ from vla_wmrl.config import GrpoConfig
 from vla_wmrl.policies.base import NO_SDE_STEP, Policy
 from vla_wmrl.types import Rollout
 
-
 MAX_HALVINGS = 8
 
 
@@ -52,7 +51,9 @@ def flatten(rollouts: Sequence[Rollout], advantages: np.ndarray, valid: np.ndarr
         executed=torch.from_numpy(np.concatenate([r.executed for r in rollouts])),
         rollout=torch.from_numpy(owner),
         advantage=torch.from_numpy(advantages[owner]),
-        mask=torch.from_numpy(live[owner] & np.concatenate([r.executed.any(1) & (r.sde_step != NO_SDE_STEP) for r in rollouts])),
+        mask=torch.from_numpy(
+            live[owner] & np.concatenate([r.executed.any(1) & (r.sde_step != NO_SDE_STEP) for r in rollouts])
+        ),
     )
 
 

@@ -29,9 +29,7 @@ class Progress:
     _live: ClassVar = None  # the one live display of rich that all bars of the process share
     _users: ClassVar[int] = 0
 
-    def __init__(
-        self, total: int, label: str, stream: TextIO | None = None, every_s: float = LINE_EVERY_S, done: int = 0
-    ):
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, every_s: float = LINE_EVERY_S, done: int = 0):
         self.total, self.label, self.done, self.note = total, label, done, ""
         self._before = done
         self._stream = sys.stderr if stream is None else stream

@@ -115,9 +115,7 @@ class Run:
         """Last value of every metric under `prefix`, without the prefix."""
         found: dict[str, float] = {}
         for row in [*self.metrics, self.ledger]:
-            found |= {
-                k[len(prefix) :]: v for k, v in row.items() if k.startswith(prefix) and isinstance(v, (int, float))
-            }
+            found |= {k[len(prefix) :]: v for k, v in row.items() if k.startswith(prefix) and isinstance(v, (int, float))}
         return found
 
 
@@ -323,11 +321,7 @@ def tiles(run: Run) -> str:
         shown.append((f"{int(steps.get('imagined', 0)):,}", "imagined control steps"))
     if "total_s" in seconds:
         shown.append((clock(seconds["total_s"]), "wall time"))
-    return (
-        '<div class="tiles">'
-        + "".join(f'<div class="tile"><b>{v}</b><small>{n}</small></div>' for v, n in shown)
-        + "</div>"
-    )
+    return '<div class="tiles">' + "".join(f'<div class="tile"><b>{v}</b><small>{n}</small></div>' for v, n in shown) + "</div>"
 
 
 def render(run: Run) -> str:

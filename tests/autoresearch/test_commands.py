@@ -67,9 +67,7 @@ def test_the_list_of_tasks_names_splits_and_a_folder_is_described(make_task, cap
 def test_a_solution_is_run_and_graded(make_task, tmp_path, capsys):
     folder = make_task()
     program = tmp_path / "solution.py"
-    program.write_text(
-        "import os, shutil\nshutil.copy(os.environ['DATA_DIR'] + '/sample_submission.csv', 'submission.csv')\n"
-    )
+    program.write_text("import os, shutil\nshutil.copy(os.environ['DATA_DIR'] + '/sample_submission.csv', 'submission.csv')\n")
     assert cli.main(["research", "run", f"--file={program}", f"--task_dir={folder}"]) == 0
     out = capsys.readouterr().out
     assert "status   valid" in out and "HumanRank" in out

@@ -47,9 +47,7 @@ def test_a_built_task_hides_its_answers_and_shares_no_row(name, folder):
     assert set(train.columns) - set(test.columns) == {"target"} and not set(train["id"]) & set(test["id"])
     assert sorted(p.name for p in task.public.iterdir()) == [
         "description.txt", "sample_submission.csv", "test.csv", "train.csv"]  # fmt: skip
-    assert set(test["id"]) == set(task.answers["id"]) and len(test) == pytest.approx(
-        0.4 * (len(test) + len(train)), abs=1
-    )
+    assert set(test["id"]) == set(task.answers["id"]) and len(test) == pytest.approx(0.4 * (len(test) + len(train)), abs=1)
     features = [c for c in test.columns if c != "id"]
     if len(features) >= 6:
         assert not pd.merge(train[features].drop_duplicates(), test[features], on=features).shape[0]
@@ -65,9 +63,7 @@ def test_building_again_gives_the_same_bytes_and_another_board_renews_the_folder
         assert path.read_bytes() == (second / path.relative_to(first)).read_bytes()
     marker = first / "public" / "train.csv"
     marker.write_text("touched")
-    assert embedded.build("wine", tmp_path / "a") == first and marker.read_text() == "touched", (
-        "an unchanged one is kept"
-    )
+    assert embedded.build("wine", tmp_path / "a") == first and marker.read_text() == "touched", "an unchanged one is kept"
     (tmp_path / "boards").mkdir()
     (tmp_path / "boards" / "wine.csv").write_text("rank,score,entry\n1,0.1,x\n")
     monkeypatch.setattr(embedded, "BOARDS", tmp_path / "boards")
@@ -101,16 +97,13 @@ def test_a_folder_without_the_bike_data_lists_what_is_missing(tmp_path):
         bike_sharing.build(tmp_path, tmp_path / "out")
 
 
-@pytest.mark.skipif(
-    not (SHARED / "bike_hour.csv").is_file(), reason="no copy of bike-sharing-demand (AUTORESEARCH_DATA)"
-)
+@pytest.mark.skipif(not (SHARED / "bike_hour.csv").is_file(), reason="no copy of bike-sharing-demand (AUTORESEARCH_DATA)")
 def test_bike_sharing_ranks_the_geometric_mean_at_5_percent_of_kaggles_board(tmp_path):
     from text_agents.autoresearch.tasks import load_task
 
     task = load_task(bike_sharing.build(SHARED, tmp_path))
     assert (
-        len(task.boards["private"]) == 3242
-        and json.loads((tmp_path / bike_sharing.NAME / "task.json").read_text())["held_out"]
+        len(task.boards["private"]) == 3242 and json.loads((tmp_path / bike_sharing.NAME / "task.json").read_text())["held_out"]
     )
     mean = np.expm1(np.log1p(pd.read_csv(task.public / "train.csv")["count"]).mean())
     grade = task.grade(task.answers.assign(count=mean).to_csv(index=False).encode())

@@ -71,9 +71,7 @@ def test_specifications_run_from_text_to_reward(task, box):
     done = execute(task, facts_of(task), texts, "pipeline", box)
     assert [d.status for d in done] == ["malformed", "malformed", "runtime_error", "valid", "valid"], done
     assert [d.reward for d in done[:3]] == [0.0, 0.0, 0.1] and "max_depth=3" in done[1].feedback
-    assert (done[2].error_type, done[2].sandbox_s > 0) == ("ValueError", True) and "could not convert" in done[
-        2
-    ].feedback
+    assert (done[2].error_type, done[2].sandbox_s > 0) == ("ValueError", True) and "could not convert" in done[2].feedback
     assert 0.5 <= done[4].reward <= done[3].reward <= 1.0
     assert done[3].reward == pytest.approx(0.5 + 0.5 * done[3].rank)
 

@@ -57,9 +57,7 @@ def test_words_beat_the_majority_and_every_fit_is_on_other_tasks():
 
     judged = []
     text = fidelity.figures(table, fidelity.across_tasks(spy, table, cases))
-    assert (
-        all(not fitted & other for (fitted, _), other in zip(seen, judged, strict=True)) and len(seen) == fidelity.FOLDS
-    )
+    assert all(not fitted & other for (fitted, _), other in zip(seen, judged, strict=True)) and len(seen) == fidelity.FOLDS
     majority = fidelity.figures(table, fidelity.across_tasks(fidelity.fit_majority, table, cases))
     assert text["status_at_1"] == 1.0 and text["before_mae"] < majority["before_mae"]
     assert text["before_spearman_within_task"] > 0.9 and text["after_mae"] < 0.1

@@ -68,9 +68,7 @@ def test_the_schema_allows_exactly_the_grammars_slots(kind):
 
 
 def test_neighbours_differ_in_one_choice():
-    spec = Spec(
-        "regression", model="forest", params={"n_estimators": 60, "max_depth": 12, "max_features": 0.5}, output="raw"
-    )
+    spec = Spec("regression", model="forest", params={"n_estimators": 60, "max_depth": 12, "max_features": 0.5}, output="raw")
     near = list(pipeline.neighbours(spec))
     assert len({n.to_json() for n in near}) == len(near) > 20 and spec not in near
     for other in near:
@@ -85,9 +83,7 @@ def test_every_specification_is_a_program_that_parses_and_imports_what_it_names(
     for _ in range(150):
         code = render(sample(facts.kind, rng), facts)
         tree = ast.parse(code)
-        imported = {
-            a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names
-        }
+        imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
         used = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert used <= imported, code
 
@@ -106,9 +102,7 @@ def test_target_encoding_takes_whole_numbers_for_a_quantity(make_task, tmp_path)
     """scikit-learn guesses classes from whole numbers, and fails on prices."""
     folder = make_task()
     table = pd.read_csv(folder / "public" / "train.csv")
-    table.assign(target=(100 * table["target"]).round().astype(int)).to_csv(
-        folder / "public" / "train.csv", index=False
-    )
+    table.assign(target=(100 * table["target"]).round().astype(int)).to_csv(folder / "public" / "train.csv", index=False)
     task = load_task(folder)
     spec = Spec("regression", model="ridge", encode="target", output="raw")
     assert run_here(render(spec, facts_of(task)), task, tmp_path) is not None
@@ -140,9 +134,7 @@ def test_generated_solutions_are_repeatable_and_every_mistake_changes_the_progra
     first, longer = generate(facts, 30, 5), generate(facts, 60, 5)
     assert longer[:30] == first and generate(facts, 30, 6) != first
     assert {"any", "sound"} < {s.source for s in longer} and sum(s.source.startswith("mistake") for s in longer) > 5
-    code = render(
-        Spec(facts.kind, model="forest", output="raw" if facts.kind == "regression" else "probability"), facts
-    )
+    code = render(Spec(facts.kind, model="forest", output="raw" if facts.kind == "regression" else "probability"), facts)
     for name, edit in MISTAKES.items():
         changed = edit(code, facts, np.random.default_rng(0))
         assert changed != code, name

@@ -58,9 +58,7 @@ def test_a_program_reads_its_data_and_leaves_a_submission(run, box):
         "import os, shutil\nprint(os.getcwd(), sorted(os.listdir(os.environ['DATA_DIR'])))\n"
         "shutil.copy(os.environ['DATA_DIR'] + '/sample_submission.csv', os.environ['SUBMISSION_PATH'])"
     )
-    assert result.stdout == "/box ['description.txt', 'sample_submission.csv', 'test.csv', 'train.csv']\n", (
-        result.stderr
-    )
+    assert result.stdout == "/box ['description.txt', 'sample_submission.csv', 'test.csv', 'train.csv']\n", result.stderr
     assert (result.reason, result.exit_code) == ("ok", 0)
     assert box.task.grade(result.submission).status == "valid"
 
@@ -158,9 +156,7 @@ def test_no_disk_can_be_filled_beyond_its_bound(run, folder):
         "            f.write(b'0' * (1 << 20))\n        n += 1\nexcept OSError as error:\n    print(n)"
     )
     assert 1 <= int(result.stdout) <= LIMITS.disk_mb, result
-    assert run(f"import os\nprint(os.listdir({folder!r}))").stdout == "[]\n", (
-        "the next program finds what this one left"
-    )
+    assert run(f"import os\nprint(os.listdir({folder!r}))").stdout == "[]\n", "the next program finds what this one left"
 
 
 def test_one_huge_file_many_files_and_places_that_are_not_ours(run):
@@ -226,10 +222,7 @@ open(os.environ['SUBMISSION_PATH'], 'w').write(rows)
     )
     assert result.stdout == "no grader here\n"
     assert box.task.grade(result.submission).score > 0.1
-    assert (
-        run("import numpy as np, builtins\nprint(np.mean([1, 3]), hasattr(builtins, 'open_before'))").stdout
-        == "2.0 False\n"
-    )
+    assert run("import numpy as np, builtins\nprint(np.mean([1, 3]), hasattr(builtins, 'open_before'))").stdout == "2.0 False\n"
 
 
 def test_the_server_cannot_be_killed_traced_or_written_to(run, box):
@@ -317,9 +310,7 @@ def test_a_box_that_dies_gives_no_result_and_the_next_program_runs(make_task):
 def test_results_come_in_order_whatever_the_number_of_workers(make_task):
     public = make_task("order") / "public"
     with Sandbox({"order": public}, LIMITS, workers=2, preload=()) as sandbox:
-        results = sandbox.run_many(
-            [("order", f"import time\ntime.sleep({(3 - i) / 10})\nprint({i})") for i in range(4)]
-        )
+        results = sandbox.run_many([("order", f"import time\ntime.sleep({(3 - i) / 10})\nprint({i})") for i in range(4)])
     assert [r.stdout for r in results] == ["0\n", "1\n", "2\n", "3\n"]
 
 

@@ -21,9 +21,7 @@ def test_value_behind_an_invalid_mask_never_leaks():
     valid = np.array([[1, 1, 1, 0]] * 3, bool)
     garbage = np.where(valid, rewards, 1e9)
     for scale in SCALES:
-        np.testing.assert_array_equal(
-            group_advantages(rewards, valid, scale)[0], group_advantages(garbage, valid, scale)[0]
-        )
+        np.testing.assert_array_equal(group_advantages(rewards, valid, scale)[0], group_advantages(garbage, valid, scale)[0])
 
 
 @pytest.mark.parametrize("scale", SCALES)

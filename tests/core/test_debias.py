@@ -81,9 +81,7 @@ def test_released_form_with_one_populated_bin_stays_identity():
     assert not debias.ready
 
 
-@pytest.mark.parametrize(
-    "debias", [IsotonicDebiaser(), IsotonicDebiaser(task_strength=50.0), IsotonicDebiaser.released()]
-)
+@pytest.mark.parametrize("debias", [IsotonicDebiaser(), IsotonicDebiaser(task_strength=50.0), IsotonicDebiaser.released()])
 def test_map_is_monotone(debias):
     pairs, groups = binary(60, 1.0)
     pairs[:, 0] = 1 / (1 + np.exp(-pairs[:, 0]))

@@ -119,9 +119,7 @@ def test_ppi_lambda_is_the_published_one():
 def test_eq5_denominator_keeps_the_step_size(kind):
     for n_anchor, n_wm in ((1, 7), (2, 6), (7, 1), (4, 4)):
         w = observed(kind, 1.5).weights(n_anchor, n_wm)
-        assert n_anchor * w.anchor + n_wm * w.wm == pytest.approx(
-            n_anchor + n_wm
-        )  # identical group gradients: the plain mean
+        assert n_anchor * w.anchor + n_wm * w.wm == pytest.approx(n_anchor + n_wm)  # identical group gradients: the plain mean
 
 
 def test_eq5_value_by_hand():
@@ -147,9 +145,7 @@ def test_released_constants_reproduce_the_authors_weights():
     fusion.observe(f, np.array([[1.0, 1.0]]))  # no contrast in r: skipped, not counted
     assert fusion.weights(1, 7) == (1.0, 1.0, 0.0)
     fusion.observe(f, r)
-    assert fusion.weights(1, 7) == pytest.approx(
-        (2.0, 1.0, 0.0)
-    )  # the 32nd: the target, and no denominator (1.125x for m = 8)
+    assert fusion.weights(1, 7) == pytest.approx((2.0, 1.0, 0.0))  # the 32nd: the target, and no denominator (1.125x for m = 8)
     assert fusion.released_[2] == pytest.approx(4.0)
     for _ in range(64):
         fusion.observe(r, r)  # s^2 = 0 for one half-life: half the excess is left, c is frozen
@@ -228,9 +224,7 @@ def test_reliability_degrades_to_plain_grpo_and_inverse_variance_does_not():
 def test_missing_rewards_and_groups_of_one_are_absent():
     a, b = Fusion(), Fusion()
     f, r = np.array([[0.0, 0.6, 1.0], [0.5, 0.1, 0.2]]), np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    a.observe(
-        np.array([[0.0, 0.6, np.nan], [0.5, 0.1, 0.2], [0.3, np.nan, np.nan]]), np.vstack([r, [1.0, 0.0, np.nan]])
-    )
+    a.observe(np.array([[0.0, 0.6, np.nan], [0.5, 0.1, 0.2], [0.3, np.nan, np.nan]]), np.vstack([r, [1.0, 0.0, np.nan]]))
     valid = np.array([[1, 1, 0], [1, 1, 1]], bool)
     b.observe(f, r, valid)
     assert a.statistics() == b.statistics() and a.n_groups_ == 2

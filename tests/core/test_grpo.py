@@ -40,9 +40,7 @@ def test_accumulation_over_minibatches_equals_the_whole_batch(parts):
     expected = gradient(theta, whole)
     total, metrics = torch.zeros(5, dtype=torch.float64), []
     for rows in torch.randperm(64, generator=torch.Generator().manual_seed(1)).chunk(parts):
-        loss, m = grpo_loss(
-            x[rows] @ theta, old[rows], advantages[rows], weights[rows], logp_ref=ref[rows], kl_coef=0.04
-        )
+        loss, m = grpo_loss(x[rows] @ theta, old[rows], advantages[rows], weights[rows], logp_ref=ref[rows], kl_coef=0.04)
         total += gradient(theta, loss)
         metrics.append(m)
     torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-13)
@@ -127,9 +125,7 @@ def test_clip_is_two_sided_and_only_stops_steps_that_go_on():
 
 def test_dual_clip_bounds_a_runaway_ratio_for_negative_advantages_only():
     ratio, advantage = torch.tensor([10.0, 10.0]), torch.tensor([-1.0, 1.0])
-    torch.testing.assert_close(
-        clipped_objective(ratio, advantage, 0.2, 0.28, dual_clip=3.0), torch.tensor([-3.0, 1.28])
-    )
+    torch.testing.assert_close(clipped_objective(ratio, advantage, 0.2, 0.28, dual_clip=3.0), torch.tensor([-3.0, 1.28]))
     with pytest.raises(ValueError, match="dual_clip"):
         clipped_objective(ratio, advantage, dual_clip=0.5)
 

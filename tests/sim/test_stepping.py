@@ -14,7 +14,7 @@ def reference():
     env = LiberoEnv(EnvSpec(task_id=0, image_size=0, stepping="robosuite", placements=1))
     env.reset(env.official_states[0])
     rng = np.random.default_rng(1)
-    actions = np.clip(rng.normal(0, 0.4, (30, 7)) + [0, 0, -0.8, 0, 0, 0, 0], -1, 1)
+    actions = np.clip(rng.normal(0, 0.4, (30, 7)) + np.array([0, 0, -0.8, 0, 0, 0, 0]), -1, 1)
     qpos, observed = [], []
     for action in actions:
         env.step(action)

@@ -61,7 +61,7 @@ def test_an_error_in_a_worker_shows_its_id_and_its_own_traceback():
 
 
 def test_a_users_mistake_in_a_worker_stays_one_line():
-    with Pool(1) as pool, pytest.raises(UserError, match="^the job's own words$"):
+    with Pool(1) as pool, pytest.raises(UserError, match=r"^the job's own words$"):
         pool.map([Fails(UserError)])
 
 

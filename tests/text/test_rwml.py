@@ -84,9 +84,7 @@ def test_rewards_go_by_the_kind_of_the_next_state(embedder):
 
 
 def test_a_judge_that_gives_no_score_is_left_out_and_not_zero():
-    answers = iter(
-        ['{"analysis": "", "score": 0.7}', '{"score": 0.7}', "I cannot say", '{"score": 7}', '{"score": null}']
-    )
+    answers = iter(['{"analysis": "", "score": 0.7}', '{"score": 0.7}', "I cannot say", '{"score": 7}', '{"score": null}'])
     given = [rewards.judge_reward(said("b"), "s", "a", "c", lambda _: next(answers), binary=i == 0) for i in range(5)]
     assert given == [1.0, 0.7, None, None, None]
     assert rewards.judge_reward("no tags", "s", "a", "c", lambda _: 1 / 0) == 0.0
@@ -157,9 +155,7 @@ def collected(games):
     rows = []
     for game in games[:3]:
         for rollout in range(2):
-            rows += collect.of_alfworld(
-                game, alfworld.play(game, alfworld.random_agent, seed=rollout, max_steps=5), rollout
-            )
+            rows += collect.of_alfworld(game, alfworld.play(game, alfworld.random_agent, seed=rollout, max_steps=5), rollout)
     return rows
 
 

@@ -66,9 +66,7 @@ def test_wrong_calls_are_answered_counted_and_harmless():
 def test_calls_are_read_bare_and_tagged_and_text_stays_text():
     call = ("f", {"a": {"b": 1}})
     assert parse_action('{"name": "f", "arguments": {"a": {"b": 1}}}') == call
-    assert (
-        parse_action('<think>x</think><tool_call>\n{"name": "f", "arguments": {"a": {"b": 1}}}\n</tool_call>') == call
-    )
+    assert parse_action('<think>x</think><tool_call>\n{"name": "f", "arguments": {"a": {"b": 1}}}\n</tool_call>') == call
     assert parse_action(" Hello {you} ") == "Hello {you}"
     with pytest.raises(BadCall):
         parse_action("<tool_call>f(a=1)</tool_call>")

@@ -53,19 +53,13 @@ def test_the_reward_is_an_expectation_and_the_feedback_the_second_outcomes():
 
 def test_the_likelier_outcome_is_first_whatever_the_order_and_sums_above_one_are_scaled():
     prediction = parse_prediction(answer(item("runtime_error", 0.8), item("valid", 0.9, "high")))
-    assert prediction.outcomes[0].status == "valid" and prediction.p_status == pytest.approx(
-        [0, 0.8 / 1.7, 0, 0.9 / 1.7]
-    )
+    assert prediction.outcomes[0].status == "valid" and prediction.p_status == pytest.approx([0, 0.8 / 1.7, 0, 0.9 / 1.7])
 
 
 @pytest.mark.parametrize("confidences", [(0.0, 0.0), (1.0, 0.0), (0.5, 0.5), (1.0, 1.0)])
 def test_every_pair_of_confidences_gives_a_distribution(confidences):
     prediction = parse_prediction(answer(item("valid", confidences[0], "low"), item("malformed", confidences[1])))
-    assert (
-        prediction.p_status.sum() == pytest.approx(1)
-        and (prediction.p_status >= 0).all()
-        and 0 <= prediction.reward <= 1
-    )
+    assert prediction.p_status.sum() == pytest.approx(1) and (prediction.p_status >= 0).all() and 0 <= prediction.reward <= 1
 
 
 @pytest.mark.parametrize(
@@ -138,9 +132,7 @@ def test_a_prompt_beyond_the_context_gives_up_parts_before_it_is_missing():
 def test_long_programs_keep_their_first_and_last_lines_and_true_numbers():
     code = "\n".join(f"line_{i} = {i}" for i in range(1, 2001))
     text = numbered(code, 3000)
-    assert (
-        len(text) <= 3000 and "   1  line_1 = 1\n" in text and "2000  line_2000 = 2000" in text and "left out" in text
-    )
+    assert len(text) <= 3000 and "   1  line_1 = 1\n" in text and "2000  line_2000 = 2000" in text and "left out" in text
     assert numbered("x = 1") == "   1  x = 1"
 
 

@@ -77,9 +77,7 @@ def test_a_replay_repeats_and_starts_from_its_snapshot(tmp_path):
     for _ in range(3):
         env.step(np.array([0.2, 0, -0.5, 0, 0, 0, -1]))
     snapshot, state = env.snapshot(), read_state(env)
-    actions = perturb(
-        Moment(snapshot, np.zeros(7), commands((-1, 10), (1, STEPS - 10)), GRASP, 10, 3), generator((4,))
-    )[:12]
+    actions = perturb(Moment(snapshot, np.zeros(7), commands((-1, 10), (1, STEPS - 10)), GRASP, 10, 3), generator((4,)))[:12]
     one = replay(env, snapshot, np.zeros(7), actions, 3)
     two = replay(env, snapshot, np.zeros(7), actions, 3)
     np.testing.assert_array_equal(one.states, two.states)

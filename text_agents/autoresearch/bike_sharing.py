@@ -35,9 +35,7 @@ def build(source: str | Path, folder: str | Path) -> Path:
         "casual": hours["casual"], "registered": hours["registered"], "count": hours["cnt"],
     })  # fmt: skip
     train, test = table[day.dt.day <= 19], table[day.dt.day > 19]
-    require(
-        (len(train), len(test)) == ROWS, f"bike_hour.csv splits into {len(train)} and {len(test)} rows, expected {ROWS}"
-    )
+    require((len(train), len(test)) == ROWS, f"bike_hour.csv splits into {len(train)} and {len(test)} rows, expected {ROWS}")
     public, private = root / "public", root / "private"
     public.mkdir(parents=True, exist_ok=True)
     private.mkdir(mode=0o700, exist_ok=True)

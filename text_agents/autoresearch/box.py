@@ -127,9 +127,7 @@ def private_disks(task: str, uid: int, gid: int, disk: int, own_tmp: bool) -> No
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     for target in (WORK, "/dev/shm", *(["/tmp"] if own_tmp else [])):
-        mount(
-            "tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk},nr_inodes=4096,mode=700,uid={uid},gid={gid}"
-        )
+        mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk},nr_inodes=4096,mode=700,uid={uid},gid={gid}")
     mount(f"{TASKS}/{task}", INPUT, None, MS_BIND)
     mount("none", INPUT, None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
     mount("tmpfs", TASKS, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=000")

@@ -107,9 +107,7 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     folder = Path(cfg.output_dir)
     require(not folder.exists() or folder.is_dir(), f"output_dir {folder} is a file: name a folder")
     path = folder / "trajectories.jsonl"
-    require(
-        cfg.resume or not path.exists(), f"output_dir {folder} holds results: continue with --resume, or name another"
-    )
+    require(cfg.resume or not path.exists(), f"output_dir {folder} holds results: continue with --resume, or name another")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     found = {name: (embedded.load(name, embedded.cache_folder()), embedded.source(name).held_out) for name in chosen}
     found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
@@ -130,14 +128,10 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
                  "texts": t.texts}
                 for t in group
             ]  # fmt: skip
-            with path.open(
-                "a", encoding="utf-8"
-            ) as f:  # a task at a time: what is there after an interruption is whole
+            with path.open("a", encoding="utf-8") as f:  # a task at a time: what is there after an interruption is whole
                 f.write("".join(json.dumps(row) + "\n" for row in new))
             rows += new
-            print(
-                f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True
-            )
+            print(f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True)
     summary = summarise(rows)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     print(leaderboard(summary))

@@ -61,9 +61,7 @@ class ResearchEvalConfig:
     output_dir: str | None = None  # results folder
     resume: bool = False  # keep the trajectories that output_dir already holds and run the rest
     seed: int = 0
-    agent: Literal["random", "sound", "search"] = (
-        "sound"  # of specifications: any, without known mistakes, local search
-    )
+    agent: Literal["random", "sound", "search"] = "sound"  # of specifications: any, without known mistakes, local search
     tasks: list[str] = field(default_factory=lambda: ["held_out"])  # names, or train, held_out, all
     task_dirs: list[str] = field(default_factory=list)  # task folders, held out
     episodes: int = 4  # trajectories a task

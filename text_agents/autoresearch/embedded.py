@@ -162,9 +162,7 @@ def submission_table(src: Source, rows: pd.DataFrame, classes: list[str], values
     if values is not None:
         table["target"] = values.to_numpy()
     else:
-        table["target"] = (
-            classes[0] if METRICS[src.metric].values == "label" else (0.5 if src.kind == "binary" else 0.0)
-        )
+        table["target"] = classes[0] if METRICS[src.metric].values == "label" else (0.5 if src.kind == "binary" else 0.0)
     return table
 
 

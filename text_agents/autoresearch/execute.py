@@ -54,9 +54,7 @@ def execute(task: Task, facts: Facts, texts: Sequence[str], mode: Mode, sandbox:
     """Run and grade texts of one task, as many at a time as the sandbox has workers."""
     programs = [to_code(text, mode, facts) for text in texts]
     gates = [compile_gate(code) if code or not wrong else None for code, wrong in programs]
-    jobs = [
-        (task.name, code) for (code, wrong), gate in zip(programs, gates, strict=True) if not wrong and gate is None
-    ]
+    jobs = [(task.name, code) for (code, wrong), gate in zip(programs, gates, strict=True) if not wrong and gate is None]
     results = iter(sandbox.run_many(jobs))
     found = []
     for (code, wrong), gate in zip(programs, gates, strict=True):
@@ -64,9 +62,7 @@ def execute(task: Task, facts: Facts, texts: Sequence[str], mode: Mode, sandbox:
             kind = ("SpecError", None) if wrong else (gate.error_type, gate.error_line)
             message = wrong or f"{gate.error_type}: {gate.feedback}"
             found.append(
-                Executed(
-                    "malformed", scoring.reward("malformed"), message, code, error_type=kind[0], error_line=kind[1]
-                )
+                Executed("malformed", scoring.reward("malformed"), message, code, error_type=kind[0], error_line=kind[1])
             )
         else:
             found.append(judge(task, code, next(results), sandbox.limits))

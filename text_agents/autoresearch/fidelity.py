@@ -166,9 +166,7 @@ def words(case: Case) -> list[str]:
     """Words of a program, alone and joined with what its task is like (strings, gaps, kind of target)."""
     inventory = case.inventory
     facts = [f"strings={' values' in inventory}", f"gaps={' missing' in inventory}"]
-    facts += [
-        m for m in ("auc", "log_loss", "accuracy", "f1", "rmse", "rmsle") if f"Evaluation: {m}," in case.description
-    ]
+    facts += [m for m in ("auc", "log_loss", "accuracy", "f1", "rmse", "rmsle") if f"Evaluation: {m}," in case.description]
     tokens = re.findall(r"[A-Za-z_][A-Za-z_0-9]*(?:=[\w.\"]+)?|\.\w+|\w+", case.code)
     pairs = [" ".join(p) for p in itertools.pairwise(tokens)]
     return [*tokens, *pairs, *(f"{fact}&{token}" for fact in facts for token in set(tokens)), *facts]

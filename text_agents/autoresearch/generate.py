@@ -49,21 +49,15 @@ MISTAKES: dict[str, Edit] = {
     "wrong column": lambda c, f, r: c.replace(f'train["{f.target}"]', f'train["{f.target.title()}"]'),
     "wrong file": lambda c, f, r: c.replace('"test.csv"', '"test_data.csv"'),
     "wrong variable": lambda c, f, r: c.replace("to_csv(os.environ", "to_csv(environ"),
-    "target among the features": lambda c, f, r: c.replace(
-        "in test.columns if c in train.columns and", "in train.columns if"
-    ),
+    "target among the features": lambda c, f, r: c.replace("in test.columns if c in train.columns and", "in train.columns if"),
     "broken syntax": _broken_syntax,
     "nothing written": lambda c, f, r: _without_line(c, "submission.to_csv", r),
     "written with an index": lambda c, f, r: c.replace(", index=False)", ")"),
     "no id": lambda c, f, r: _before_writing(c, f'submission = submission.drop(columns="{f.id_column}")'),
     "rows missing": lambda c, f, r: _before_writing(c, "submission = submission.dropna().head(100)"),
     "empty predictions": lambda c, f, r: _before_writing(c, "submission.iloc[:5, 1:] = np.nan"),
-    "renamed column": lambda c, f, r: _before_writing(
-        c, 'submission.columns = ["id", *submission.columns[1:].str.upper()]'
-    ),
-    "rows shuffled": lambda c, f, r: _before_writing(
-        c, "submission = submission.sample(frac=1, random_state=1)"
-    ),  # harmless
+    "renamed column": lambda c, f, r: _before_writing(c, 'submission.columns = ["id", *submission.columns[1:].str.upper()]'),
+    "rows shuffled": lambda c, f, r: _before_writing(c, "submission = submission.sample(frac=1, random_state=1)"),  # harmless
     "predictions shuffled": lambda c, f, r: _before_writing(
         c, "submission.iloc[:, 1:] = submission.iloc[::-1, 1:].to_numpy()"
     ),  # runs, and is worthless

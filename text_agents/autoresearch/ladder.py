@@ -39,9 +39,7 @@ def first_steps(kind: str, labels: bool) -> list[Spec]:
     for model in families:
         if (kind, model) == ("regression", "poisson") or (kind == "classification" and model == "ridge" and not labels):
             continue
-        plain = from_choices(
-            kind, to_choices(Spec(kind, scale="standard", encode="onehot", model=model, output=output))
-        )
+        plain = from_choices(kind, to_choices(Spec(kind, scale="standard", encode="onehot", model=model, output=output)))
         specs.append(plain)
     return specs
 

@@ -144,9 +144,7 @@ class TableMetric:
             raise SubmissionError(f"{key} is given more than once for {_few(repeated)}")
         unknown = sorted(set(theirs) - set(ours))
         if unknown:
-            raise SubmissionError(
-                f"{key} {_few(unknown)} not in the test set; {len(unknown)} of {len(ours)} are missing"
-            )
+            raise SubmissionError(f"{key} {_few(unknown)} not in the test set; {len(unknown)} of {len(ours)} are missing")
         order = pd.Index(theirs).get_indexer(ours)
         columns = [self._column(submission[c].iloc[order], answers[c], c) for c in targets]
         truth, predicted = (np.column_stack(side) for side in zip(*columns, strict=True))

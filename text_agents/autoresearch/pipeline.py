@@ -144,9 +144,7 @@ def schema(kind: str) -> dict:
         own = {"type": "object", "properties": params, "required": list(params), "additionalProperties": False}
         properties = {**common, "model": {"const": model}, "params": own}
         ordered = {name: properties[name] for name in ORDER if name in properties}
-        branches.append(
-            {"type": "object", "properties": ordered, "required": list(ordered), "additionalProperties": False}
-        )
+        branches.append({"type": "object", "properties": ordered, "required": list(ordered), "additionalProperties": False})
     return {"oneOf": branches}
 
 

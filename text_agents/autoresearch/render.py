@@ -69,9 +69,7 @@ def facts_of(task: Task) -> Facts:
     extra = [c for c in train.columns if c not in test.columns]
     target = task.target[0] if len(task.target) == 1 and task.target[0] in train.columns else None
     if target is None:
-        require(
-            len(extra) == 1, f"task {task.name}: which column of train.csv is the target? {', '.join(extra) or 'none'}"
-        )
+        require(len(extra) == 1, f"task {task.name}: which column of train.csv is the target? {', '.join(extra) or 'none'}")
         target = extra[0]
     kind = "regression" if task.kind == "regression" else "classification"
     labels = task.metric.name in ("accuracy", "f1") or (task.kind == "other" and kind == "classification")

@@ -174,9 +174,7 @@ def _board(path: Path) -> np.ndarray:
     table = _read_csv(path)
     named = [c for c in table.columns if str(c).lower() == "score"]
     require(len(named) > 0 or table.shape[1] >= 2, f"{path} has no column score")
-    scores = (
-        pd.to_numeric(table[named[0]] if named else table.iloc[:, 1], errors="coerce").dropna().to_numpy(np.float64)
-    )
+    scores = pd.to_numeric(table[named[0]] if named else table.iloc[:, 1], errors="coerce").dropna().to_numpy(np.float64)
     require(len(scores) > 0, f"{path} has no scores")
     return scores
 

@@ -16,9 +16,7 @@ from text_agents.tau2 import REPLAY_STEPS, Tau2Env, Tau2Task, ground_truth_actio
 def of_alfworld(game, episode: alfworld.Episode, rollout: int) -> list[data.Triplet]:
     """Triplets of an ALFWorld episode. What answers "Nothing happens." was an invalid action."""
     valid = [seen != NOTHING_HAPPENS for seen in episode.observations[1:]]
-    return data.from_episode(
-        "alfworld", game.name, game.task, rollout, episode.commands, episode.observations, valid=valid
-    )
+    return data.from_episode("alfworld", game.name, game.task, rollout, episode.commands, episode.observations, valid=valid)
 
 
 def of_tau2(task: Tau2Task, actions: list[str] | None = None, user=None, rollout: int = 0) -> list[data.Triplet]:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 from text_agents.rwml.triplets import Triplet
 
-LAST_CHARACTERS = (
-    30  # of an output without an action, sent as the command (verl-agent's convention, which RWML follows)
-)
+LAST_CHARACTERS = 30  # of an output without an action, sent as the command (verl-agent's convention, which RWML follows)
 _ACTION = re.compile(r"<action>(.*?)</action>", re.S)
 
 

@@ -45,9 +45,7 @@ class Embedder:
     Raises UserError where the model is not there.
     """
 
-    def __init__(
-        self, path: str = DEFAULT_EMBEDDER, device: str = "cpu", batch_size: int = 64, cache_size: int = 100_000
-    ):
+    def __init__(self, path: str = DEFAULT_EMBEDDER, device: str = "cpu", batch_size: int = 64, cache_size: int = 100_000):
         self.path, self.batch_size, self.cache_size = path, batch_size, cache_size
         self.computed = 0  # texts that the model has embedded
         self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()

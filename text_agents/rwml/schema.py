@@ -48,8 +48,7 @@ def merge(shapes: list[dict]) -> dict | None:
     if first["type"] == "object" and all("properties" in shape for shape in shapes):
         names = sorted({name for shape in shapes for name in shape["properties"]})
         inner = {
-            name: merge([shape["properties"][name] for shape in shapes if name in shape["properties"]]) or {}
-            for name in names
+            name: merge([shape["properties"][name] for shape in shapes if name in shape["properties"]]) or {} for name in names
         }
         return {"type": "object", "properties": inner}
     return first

@@ -85,9 +85,7 @@ def drop_invalid(triplets: Sequence[Triplet], keep: float, seed: int = 0) -> lis
 
 def split_by_task(triplets: Sequence[Triplet], val: float = 0.1, seed: int = 0) -> tuple[list[Triplet], list[Triplet]]:
     """(train, val), whole tasks on one side. Raises UserError where a side would be empty."""
-    tasks = sorted(
-        {(t.env, t.task_id) for t in triplets}, key=lambda k: hashlib.sha256(f"{seed} {k}".encode()).hexdigest()
-    )
+    tasks = sorted({(t.env, t.task_id) for t in triplets}, key=lambda k: hashlib.sha256(f"{seed} {k}".encode()).hexdigest())
     held = set(tasks[: max(1, round(val * len(tasks)))])
     train = [t for t in triplets if (t.env, t.task_id) not in held]
     rest = [t for t in triplets if (t.env, t.task_id) in held]

@@ -35,9 +35,7 @@ def load_config(path: str | Path, device: str = "cpu") -> PreTrainedConfig:
     return config
 
 
-def load(
-    path: str | Path, device: str = "cpu"
-) -> tuple[SmolVLAPolicy, PolicyProcessorPipeline, PolicyProcessorPipeline]:
+def load(path: str | Path, device: str = "cpu") -> tuple[SmolVLAPolicy, PolicyProcessorPipeline, PolicyProcessorPipeline]:
     """The policy and its pre- and postprocessor from a checkpoint folder, without a hub, from any working directory."""
     config = load_config(path, device)
     with contextlib.redirect_stdout(io.StringIO()):  # lerobot prints what it does, in every worker
@@ -50,9 +48,7 @@ def load(
     return policy, before, after
 
 
-def save(
-    path: str | Path, policy: SmolVLAPolicy, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline
-) -> None:
+def save(path: str | Path, policy: SmolVLAPolicy, before: PolicyProcessorPipeline, after: PolicyProcessorPipeline) -> None:
     """Writes a checkpoint that lerobot loads, its processors and, if it is local, the `vlm/` folder."""
     path = Path(path)
     policy.save_pretrained(path)

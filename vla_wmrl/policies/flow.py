@@ -220,7 +220,9 @@ class FlowPolicy:
 
     # ---- sampling
     @torch.no_grad()
-    def sample(self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool | Sequence[bool]) -> ChunkSample:
+    def sample(
+        self, inputs: dict[str, Tensor], keys: Sequence[Sequence[int]], stochastic: bool | Sequence[bool]
+    ) -> ChunkSample:
         """One chunk per row of `inputs`; a row's result depends on its key and inputs only (up to float rounding).
 
         keys: tuples that end in the member of the group; `stochastic`: whether rows explore, one for all or one each.

@@ -54,9 +54,7 @@ class NanoSpec:
     action_dim: int = 7
     language_tokens: int = 24
     vocabulary: int = 768
-    init_std: float = (
-        0.08  # transformers' 0.02 is for widths near 768: about 1/sqrt(width) is the same gain at this size
-    )
+    init_std: float = 0.08  # transformers' 0.02 is for widths near 768: about 1/sqrt(width) is the same gain at this size
 
 
 def _tokenizer(sentences: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:

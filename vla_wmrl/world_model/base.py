@@ -12,9 +12,7 @@ from vla_wmrl.policies.base import Policy
 from vla_wmrl.types import Rollout, Start
 
 CONTROL_S = 0.05  # seconds a control step lasts (20 Hz)
-OPEN_HAND = np.array(
-    [0, 0, 0, 0, 0, 0, -1], dtype=np.float32
-)  # the action before every episode: stand still, hand open
+OPEN_HAND = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # the action before every episode: stand still, hand open
 Kind = Literal["policy", "expert", "near_miss"]
 
 

@@ -90,9 +90,7 @@ class Corpus:
             robot=robot,
             bodies=bodies,
             first_state=np.asarray(trace.states[0]),
-            actions=torch.as_tensor(
-                np.concatenate([np.asarray(trace.previous)[None], trace.actions]), dtype=torch.float32
-            ),
+            actions=torch.as_tensor(np.concatenate([np.asarray(trace.previous)[None], trace.actions]), dtype=torch.float32),
             progress=torch.as_tensor(trace.progress, dtype=torch.float32),
             success=torch.as_tensor(np.maximum.accumulate(trace.success), dtype=torch.float32),
             held=held.float(),
@@ -115,12 +113,9 @@ class Corpus:
         self.items, row, step = [], 0, 0
         for (task_id, kind, n), first in zip(state["meta"], state["first"], strict=True):
             cut = {
-                k: state[k][row : row + n + 1].clone()
-                for k in ("robot", "bodies", "actions", "progress", "success", "held")
+                k: state[k][row : row + n + 1].clone() for k in ("robot", "bodies", "actions", "progress", "success", "held")
             }
-            self.items.append(
-                Item(task_id, kind, first_state=first, weight=state["weight"][step : step + n].copy(), **cut)
-            )
+            self.items.append(Item(task_id, kind, first_state=first, weight=state["weight"][step : step + n].copy(), **cut))
             row, step = row + n + 1, step + n
         self._cache.clear()
 
@@ -197,8 +192,6 @@ def load_demonstrations(folder: str | Path) -> tuple[list[TaskSpec], list[Trajec
         specs.setdefault(task_id, TaskSpec(task_id, "", layout, (), (), (), ()))
         known = data["progress"] if "progress" in data else np.full(steps + 1, np.nan, dtype=np.float32)
         found.append(
-            Trajectory(
-                task_id, int(data["init_id"]), data["states"], data["actions"], known, success, OPEN_HAND, "expert"
-            )
+            Trajectory(task_id, int(data["init_id"]), data["states"], data["actions"], known, success, OPEN_HAND, "expert")
         )
     return list(specs.values()), found

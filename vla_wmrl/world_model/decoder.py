@@ -129,9 +129,7 @@ class Decoder:
         self.updates_ += updates
 
     @torch.no_grad()
-    def check(
-        self, policy: Any, task_id: int, states: np.ndarray, features: np.ndarray, seed: int = 0
-    ) -> dict[str, float]:
+    def check(self, policy: Any, task_id: int, states: np.ndarray, features: np.ndarray, seed: int = 0) -> dict[str, float]:
         """On looks that were not fitted: share of the features' variance missed, action gap, gripper agreement."""
         x, y = (
             torch.from_numpy(np.asarray(states, np.float32)),
@@ -157,9 +155,7 @@ class Decoder:
         self, policy: Any, task_id: int, states: Tensor, features: Sequence[Tensor], rng: np.random.Generator
     ) -> list[Tensor]:
         """Chunks [n, H, A] (normalised) that `policy` samples at `states` from each of `features`, same noise."""
-        noise = torch.from_numpy(
-            rng.standard_normal((len(states), policy.horizon, policy.padded_dim), dtype=np.float32)
-        )
+        noise = torch.from_numpy(rng.standard_normal((len(states), policy.horizon, policy.padded_dim), dtype=np.float32))
         first, _ = self.tasks[task_id].layout["robot/eef_pos"]
         state, language = proprioception(states[:, first : first + 16]), [self.tasks[task_id].language] * len(states)
         chunks = []

@@ -76,9 +76,7 @@ class Dynamics(nn.Module):
 
         action, previous [B, 7]; noise [B, 1 + M, 3] standard normal, or None for the mean.
         """
-        return self._step(
-            scene, context, self.embed(context.kind), action, previous, self.drive(action, previous), noise
-        )
+        return self._step(scene, context, self.embed(context.kind), action, previous, self.drive(action, previous), noise)
 
     def drive(self, action: Tensor, previous: Tensor) -> Tensor:
         """[..., 6] what the free arm does for two actions [..., 7]: movement and rotation, in units of a step."""

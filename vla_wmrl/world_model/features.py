@@ -19,9 +19,7 @@ FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asy
 ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
 ROBOT_SHIFT = torch.tensor([-c / 0.15 for c in CENTRE] + [0.0] * 6 + [-50.0 * OPEN_WIDTH] + [0.0] * 9)
 # saturating: body from hand (a finger's width, a grasp's margin), from goal, to its neighbour, height, speeds
-FINE = torch.tensor(
-    [1 / 0.025] * 3 + [1 / 0.008] * 3 + [1 / 0.05] * 3 + [1 / 0.06] * 3 + [1 / 0.01, 1 / 0.05, 1 / 0.05]
-)
+FINE = torch.tensor([1 / 0.025] * 3 + [1 / 0.008] * 3 + [1 / 0.05] * 3 + [1 / 0.06] * 3 + [1 / 0.01, 1 / 0.05, 1 / 0.05])
 COARSE = torch.tensor([10.0] * 3 + [5.0] * 3 + [10.0] + [0.3] * 3)
 
 

@@ -43,9 +43,7 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
 def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explore_looks) -> list[ImaginedRollout]:
     starts, members = [s for s, _ in pairs], [m for _, m in pairs]
     states = [np.asarray(s.state, dtype=np.float32) for s in starts]
-    by_task = {
-        t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})
-    }
+    by_task = {t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})}
     scene, context = _gather(model, states, by_task)
     languages = [model.tasks[s.task_id].language for s in starts]
     previous = torch.from_numpy(np.stack([OPEN_HAND if s.previous is None else s.previous for s in starts])).float()
@@ -71,9 +69,7 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explor
                 scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step]
             )
             on = torch.from_numpy(alive)
-            scene = Scene(
-                *(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True))
-            )
+            scene = Scene(*(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True)))
             previous = sample.actions[:, step]
             ran[alive, step] = True
             grades = model.net.grade(scene, context)
@@ -125,9 +121,7 @@ def _scatter(model, states: list[np.ndarray], scene: Scene, by_task: dict[int, n
     out = list(states)
     for task, rows in by_task.items():
         templates = np.stack([states[i] for i in rows])
-        for i, state in zip(
-            rows, model.scenes.write(task, templates, scene.robot[rows], scene.bodies[rows]), strict=True
-        ):
+        for i, state in zip(rows, model.scenes.write(task, templates, scene.robot[rows], scene.bodies[rows]), strict=True):
             out[i] = state
     return out
 

@@ -90,9 +90,7 @@ class StateSpaceModel:
         """
         first = self.updates_ == 0
         rng = generator((self.seed, self.updates_), STREAM)
-        optimiser = torch.optim.AdamW(
-            self.net.parameters(), self.config.learning_rate, weight_decay=self.config.weight_decay
-        )
+        optimiser = torch.optim.AdamW(self.net.parameters(), self.config.learning_rate, weight_decay=self.config.weight_decay)
         peak = self.config.learning_rate * (1.0 if first else 0.5)
         recent: list[dict[str, float]] = []
         for i in range(updates):
@@ -167,16 +165,12 @@ class StateSpaceModel:
 
     def _noise_loss(self, path: Scene, scales: Tensor, w: Windows) -> Tensor:
         """Gaussian likelihood of what one step adds to the error, for the scale only."""
-        errors = torch.cat(
-            [(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2
-        )
+        errors = torch.cat([(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2)
         steps = torch.diff(errors.detach(), dim=1, prepend=torch.zeros_like(errors[:, :1]))
         present = torch.cat([torch.ones_like(w.context.present[:, :1]), w.context.present], dim=1)[:, None]
         log_scale = scales.clamp(-6, 3)
         square = (steps / NOISE_SCALE).clamp(-30, 30).square().mean(-1)
-        return ((0.5 * square * torch.exp(-2 * log_scale) + log_scale) * present).sum() / (
-            present.sum() * steps.shape[1]
-        )
+        return ((0.5 * square * torch.exp(-2 * log_scale) + log_scale) * present).sum() / (present.sum() * steps.shape[1])
 
     def _grades_loss(self, scene: Scene, context, held: Tensor, success: Tensor, progress: Tensor, eventual: Tensor):
         grades = self.net.grade(scene, context)
@@ -243,9 +237,7 @@ class StateSpaceModel:
             (i, self.tasks[i].layout, self.tasks[i].goal) for i in sorted(self.tasks)
         ]:
             names = ", ".join(str(t.task_id) for t in stored)
-            raise UserError(
-                f"the world model was fitted for other tasks or state layouts (tasks {names}): fit a new one"
-            )
+            raise UserError(f"the world model was fitted for other tasks or state layouts (tasks {names}): fit a new one")
         self.net.load_state_dict(state["net"])
         self.rest_ = {(int(task), name): float(height) for task, name, height in state["rest"]}
         self.corpus.rest = dict(self.rest_)
@@ -259,9 +251,7 @@ class StateSpaceModel:
         checkpoint.save(folder, self.updates_, self.state_dict(data), keep=1)
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, tasks: dict[int, TaskSpec] | None = None, seed: int = 0
-    ) -> StateSpaceModel:
+    def from_pretrained(cls, folder: str | Path, tasks: dict[int, TaskSpec] | None = None, seed: int = 0) -> StateSpaceModel:
         """What `save` wrote. Raises UserError when there is nothing, or it does not know one of `tasks`."""
         newest = checkpoint.latest(folder)
         if newest is None:
@@ -282,6 +272,4 @@ def task_from_json(fields: dict[str, Any]) -> TaskSpec:
     """TaskSpec from plain JSON."""
     layout = {name: (int(span[0]), int(span[1])) for name, span in fields["layout"].items()}
     lists = {k: tuple(fields[k]) for k in ("objects", "fixtures", "joints")}
-    return TaskSpec(
-        fields["task_id"], fields["language"], layout, goal=tuple(tuple(g) for g in fields["goal"]), **lists
-    )
+    return TaskSpec(fields["task_id"], fields["language"], layout, goal=tuple(tuple(g) for g in fields["goal"]), **lists)

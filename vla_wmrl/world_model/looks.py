@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 BATCH = 64
-Looks = dict[
-    int, tuple[np.ndarray, np.ndarray, np.ndarray]
-]  # task -> inits [n], states [n, S], features [n, n_tokens, D]
+Looks = dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]  # task -> inits [n], states [n, S], features [n, n_tokens, D]
 
 
 def demonstration_looks(folder: str | Path, policy: Any, every: int = 4) -> Looks:
