@@ -54,7 +54,7 @@ def _source(path: str) -> str:
 
 def _converted(file: Path, package_version: str) -> Path:
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tag = hashlib.sha256(f"{file.name} {package_version} {transformers.__version__}".encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vla_wmrl" / "models"
@@ -65,9 +65,11 @@ def _converted(file: Path, package_version: str) -> Path:
     draft = Path(tempfile.mkdtemp(dir=base))
     names = {"gguf_file": file.name}
     AutoTokenizer.from_pretrained(str(file.parent), **names).save_pretrained(draft)
-    # without this the model stays marked as quantised, and can be neither saved nor trained
-    whole = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(str(file.parent), **names, dtype="bfloat16", quantization_config=whole)
+    more = {}
+    if hasattr(transformers, "GgufConfig"):
+        # later versions mark the model as quantised without this, and it can be neither saved nor trained
+        more["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(str(file.parent), **names, dtype="bfloat16", **more)
     model.save_pretrained(draft)
     try:
         draft.replace(folder)  # of two processes that convert at once, one is first
