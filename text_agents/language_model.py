@@ -80,14 +80,15 @@ def _converted(file: Path, package_version: str) -> Path:
 
 def load_tokenizer(path: str = DEFAULT_MODEL) -> Any:
     """A tokenizer. Raises UserError where there is none."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = gguf_file(path)
     try:
         if file is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return AutoTokenizer.from_pretrained(_tokenizer_folder(file))
+                # by its own file: the class that a GGUF is given (CodeLlama's) splits the same text differently
+                return PreTrainedTokenizerFast.from_pretrained(_tokenizer_folder(file))
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise UserError(f"no tokenizer at {path}: pass a folder of a language model, or {DEFAULT_MODEL}") from error
