@@ -47,7 +47,7 @@ class GroupExecutor:
         jobs = [
             RolloutJob(
                 spec=self.specs[start.task_id], starts=(start,) * group_size, members=tuple(range(group_size)),
-                policy=policy, seed=seed, explore_looks=self.groups.explore_looks,
+                policy=policy, seed=seed, explore_looks=self.groups.explore_looks if branch else None,
                 max_looks=self.groups.looks if branch else None,
                 max_steps=NO_LIMIT if branch else self.max_steps, width=group_size, record=True, keep_starts=branch,
             )

@@ -66,7 +66,12 @@ class WorldModelRuntime:
         every = [s for s in starts for _ in range(group_size)]
         members = list(range(group_size)) * len(starts)
         rollouts = self.model.imagine(
-            self.policy, every, members, seed, self.cfg.groups.looks, explore_looks=self.cfg.groups.explore_looks
+            self.policy,
+            every,
+            members,
+            seed,
+            self.cfg.groups.looks,
+            explore_looks=self.cfg.groups.explore_looks if self.cfg.groups.kind == "branch" else None,
         )
         return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
 

@@ -194,7 +194,7 @@ class WorldModelConfig:
 class GroupsConfig:
     kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
     looks: int = 8  # looks a branch rollout makes
-    explore_looks: int | None = None  # the first looks of a rollout that explore, the rest being deterministic; null: all
+    explore_looks: int | None = None  # first looks of a branch that explore, the rest being deterministic; null: all
     reward: Literal["progress", "stage", "milestone"] = "milestone"  # of a branch: see sim.rewards
     start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
     start_steps: int | None = None  # control steps of those episodes; null: the suite's limit

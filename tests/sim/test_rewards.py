@@ -5,8 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sim.execute import GroupExecutor
+from sim.libero import EnvSpec
 from sim.rewards import branch_reward, milestones
+from sim.rollout import PolicyRef
 from sim.starts import BranchStarts
+from vla_wmrl.config import GroupsConfig
 from vla_wmrl.types import Start
 
 
@@ -33,3 +37,14 @@ def test_stages_without_contrast_are_drawn_less():
     bank.observe([sure] * 30 + [open_] * 30, [False] * 30 + [True] * 30)
     after = [s.progress for step in range(40) for s in bank.draw(step, 10)]
     assert 0.5 < before < 0.6 and 0.25 < np.mean(after) < 0.3
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("branch", 1), ("episode", None)])
+def test_whole_episodes_explore_at_every_look_not_at_the_first_alone(tmp_path, monkeypatch, kind, expected):
+    asked = []
+    pool = SimpleNamespace(map=lambda jobs: asked.extend(jobs) or [[] for _ in jobs])
+    groups = GroupsConfig(kind=kind, explore_looks=1)
+    executor = GroupExecutor(pool, {0: EnvSpec()}, PolicyRef(""), learner=None, groups=groups, folder=tmp_path)
+    monkeypatch.setattr(executor, "publish", lambda: PolicyRef(""))
+    executor([Start(0, 0)], 2, (0, 0)).result()
+    assert [job.explore_looks for job in asked] == [expected]
