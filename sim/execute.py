@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from sim.libero import EnvSpec
+from sim.rewards import mark
 from sim.rollout import PolicyRef, Recorded, RolloutJob, Trace
 from sim.workers import Pool
 from vla_wmrl.config import GroupsConfig
@@ -24,9 +25,10 @@ class GroupExecutor:
 
     def __init__(
         self, pool: Pool, specs: dict[int, EnvSpec], policy: PolicyRef, learner: Learner, groups: GroupsConfig,
-        folder: Path, max_steps: int | None = None,
+        folder: Path, conjuncts: Mapping[int, int], max_steps: int | None = None,
     ):  # fmt: skip
-        self.pool, self.specs, self.policy, self.learner = pool, specs, policy, learner
+        """`conjuncts`: of every task's goal."""
+        self.pool, self.specs, self.policy, self.learner, self.conjuncts = pool, specs, policy, learner, conjuncts
         self.groups, self.max_steps = groups, max_steps
         self.weights = folder / "live_weights.safetensors"
         self.thread = ThreadPoolExecutor(1)
@@ -59,7 +61,9 @@ class GroupExecutor:
         results: list[list[Recorded]] = self.pool.map(jobs)
         for group in results:
             self.traces += [r.trace for r in group if r.trace is not None]
-            self.reached += [start for r in group[:2] for start in r.starts[1:]]  # two members: the rest look alike
+            for r in group[:2]:  # two members: the rest look alike
+                start = r.rollout.start
+                self.reached += mark((start, *r.starts[1:]), r.rollout.progress, self.conjuncts[start.task_id])[1:]
         return [tuple(r.rollout for r in group) for group in results]
 
     def drain(self) -> tuple[list[Trace], list[Start]]:
@@ -73,12 +77,16 @@ def collect(
     pool: Pool, specs: dict[int, EnvSpec], policy: PolicyRef, init_ids: Sequence[int], split: str, seed: int,
     max_steps: int | None = None, on_result=lambda n: None,
 ) -> list[Recorded]:  # fmt: skip
-    """Whole episodes of `policy` from `init_ids` of every task, with traces and a branch start for every look."""
+    """Whole episodes of `policy` from `init_ids` of every task, with traces and a branch start for every look.
+
+    They do not explore: noise at every look took a policy that solved 31 % of its episodes to 7 %, and starts would lie where
+    the policy that is evaluated never comes.
+    """
     size = 4
     jobs = [
         RolloutJob(
             spec=spec, starts=tuple(Start(task, i, split=split) for i in init_ids[first : first + size]),
-            members=(0,) * len(init_ids[first : first + size]), policy=policy, seed=(seed, 9_999_999), stochastic=True,
+            members=(0,) * len(init_ids[first : first + size]), policy=policy, seed=(seed, 9_999_999), stochastic=False,
             max_steps=max_steps, width=size, beyond=2, record=True, keep_starts=True,
         )
         for first in range(0, len(init_ids), size)

@@ -13,7 +13,7 @@ from sim.evaluate import EvalPlan, evaluate, show, summary
 from sim.execute import GroupExecutor, collect
 from sim.imagine import WorldModelRuntime, task_specs
 from sim.protocol import describe
-from sim.rewards import branch_reward, episode_reward
+from sim.rewards import branch_reward, episode_reward, mark, passes_next
 from sim.starts import BranchStarts, EpisodeStarts
 from sim.workers import Pool
 from vla_wmrl import checkpoint, report
@@ -64,7 +64,11 @@ class Run:
         self.ref = policy_ref(cfg.policy)
         self.policy = self.ref.build()
         learner = Learner(self.policy, cfg.grpo)
-        self.executor = GroupExecutor(pool, self.specs, self.ref, learner, cfg.groups, self.folder, cfg.env.max_steps)
+        tasks = task_specs(pool, self.specs)
+        self.conjuncts = {task: len(spec.goal) for task, spec in tasks.items()}
+        self.executor = GroupExecutor(
+            pool, self.specs, self.ref, learner, cfg.groups, self.folder, self.conjuncts, cfg.env.max_steps
+        )
         branch = cfg.groups.kind == "branch"
         self.starts = (
             BranchStarts(cfg.env.task_ids, cfg.seed)
@@ -72,12 +76,10 @@ class Run:
             else EpisodeStarts(cfg.env.task_ids, cfg.env.train_inits, cfg.env.train_split, cfg.seed)
         )
         imagined = cfg.world_model.kind != "none"
-        tasks = task_specs(pool, self.specs)
         self.world = WorldModelRuntime(cfg, tasks, self.policy) if imagined else None
-        conjuncts = {task: len(spec.goal) for task, spec in tasks.items()}
         self.loop = Loop(
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
-            reward=branch_reward(cfg.groups.reward, conjuncts) if branch else episode_reward, debias=make_debias(cfg),
+            reward=branch_reward(cfg.groups.reward, self.conjuncts) if branch else episode_reward, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(),
         )  # fmt: skip
 
@@ -130,7 +132,11 @@ class Run:
             recorded = collect(self.pool, self.specs, self.executor.publish(), ids, cfg.env.train_split, cfg.seed,
                                cfg.groups.start_steps or cfg.env.max_steps, bar.update)  # fmt: skip
         ledger.add_real("starts", sum(len(r.trace.actions) for r in recorded))
-        self.starts.extend(s for r in recorded for s in r.starts if s.progress < 1.0)
+        for r in recorded:
+            goals = self.conjuncts[r.rollout.start.task_id]
+            starts = mark(r.starts[: r.rollout.looks], r.rollout.progress, goals)
+            self.starts.extend(starts)
+            self.starts.observe(starts, passes_next(r.rollout.progress, goals, cfg.groups.looks))
         if self.world is not None:
             with ledger.phase("world_model"):
                 self.world.observe([r.trace for r in recorded], [r.rollout for r in recorded])

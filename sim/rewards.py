@@ -1,16 +1,20 @@
-"""What a rollout is worth: success of an episode; progress, stage or milestones at the end of a branch.
+"""What a rollout is worth: success of an episode; progress, stage or milestones of a branch.
 
 The start's own progress is a constant of the group, which the baseline removes. `progress` pays for coming closer by any
 way, also for descending before the hand is over the object, and gives every group a spread, most of it noise; `stage`
-leaves out what happens inside a tenth; `milestone` pays for picked-up objects and goals that hold, and for nothing else.
+leaves out what happens inside a tenth; `milestone` pays for picked-up objects and goals that hold at the end, and for nothing
+else; `next` pays 1 for passing a milestone that the rollout had not passed before, whenever in the branch that is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from vla_wmrl.types import Rollout
+import numpy as np
+
+from vla_wmrl.types import Rollout, Start
 
 # A conjunct's own progress from which its object is in the hand and lifted (0.2 reach + 0.2 held + 0.7 of 0.2 lift), or its
 # joint half way: see sim.progress.
@@ -40,4 +44,37 @@ def branch_reward(kind: str, conjuncts: Mapping[int, int]) -> Callable[[Rollout]
     def milestone(rollout: Rollout) -> float:
         return milestones(progress(rollout), conjuncts[rollout.start.task_id])
 
-    return {"progress": progress, "stage": stage, "milestone": milestone}[kind]
+    def following(rollout: Rollout) -> float:
+        best = milestones(max(float(p) for p in rollout.progress[1:]), conjuncts[rollout.start.task_id])
+        return float(best > rollout.start.passed + 1e-6)
+
+    return {"progress": progress, "stage": stage, "milestone": milestone, "next": following}[kind]
+
+
+def mark(starts: Sequence[Start], path: Sequence[float], conjuncts: int) -> list[Start]:
+    """`starts`, cut at successive looks of one rollout, with `passed` and `waited` filled in; the first's are kept.
+
+    path: progress at every look of the rollout, at least as long as `starts`.
+    """
+    if not starts:
+        return []
+    passed, waited, marked = starts[0].passed, starts[0].waited, [starts[0]]
+    for start, progress in zip(starts[1:], path[1:], strict=False):
+        now = milestones(float(progress), conjuncts)
+        passed, waited = (now, 0) if now > passed + 1e-6 else (passed, waited + 1)
+        marked.append(replace(start, passed=passed, waited=waited))
+    return marked
+
+
+def passes_next(path: Sequence[float], conjuncts: int, looks: int) -> np.ndarray:
+    """[K] for each look of a rollout with progress `path` [K + 1]: 1 if it passed a further milestone within `looks`, 0 if
+    not, NaN where the rollout ended (unsuccessful) before that was decided."""
+    now = np.maximum.accumulate([milestones(float(p), conjuncts) for p in path])
+    found = np.full(len(now) - 1, np.nan)
+    for t in range(len(found)):
+        end = min(t + looks, len(now) - 1)
+        if now[end] > now[t] + 1e-6:
+            found[t] = 1.0
+        elif end == t + looks:
+            found[t] = 0.0
+    return found

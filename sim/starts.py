@@ -10,9 +10,11 @@ import numpy as np
 from sim.libero import Snapshot
 from vla_wmrl.types import Start
 
-BINS = 10  # stages of progress that branch starts are spread over
-CAPACITY = 600  # starts kept a task, the oldest dropped first
-_SCALARS = ("task_id", "init_id", "episode", "look", "split", "progress")
+WAITED = 12  # looks since the last milestone from which starts are no longer told apart
+PAIR = 2  # looks that share a bin
+CAPACITY = 1500  # starts kept a task, the oldest dropped first
+_SCALARS = ("task_id", "init_id", "episode", "look", "split", "progress", "passed", "waited")
+Bin = tuple[int, int, int]  # task, milestones in hundredths, pairs of looks since
 
 
 class EpisodeStarts:
@@ -29,9 +31,6 @@ class EpisodeStarts:
     def extend(self, starts: Iterable[Start]) -> None:
         """Initial states are fixed: what rollouts reach changes nothing."""
 
-    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None:
-        """Initial states are drawn evenly."""
-
     def state_dict(self) -> dict:
         return {}
 
@@ -40,16 +39,18 @@ class EpisodeStarts:
 
 
 class BranchStarts:
-    """Real states that rollouts passed through. A draw picks a stage of progress first, then a state of that stage.
+    """Real states that rollouts passed through. A draw picks a bin first, then a state in it.
 
-    Stages are drawn in proportion to how often groups from there had contrast: a group whose members all fare alike
-    teaches nothing (the filter of DAPO 2503.14476, made before the rollouts instead of after).
+    A bin is what the rollout had achieved and how long ago. Bins are drawn in proportion to p (1 - p), where p is how often
+    the policy, undisturbed, passed a further milestone from there: where it always does there is nothing to gain (and
+    exploration only shows that disturbing it hurts), and where it never does no group has contrast (learnability, Rutherford
+    et al., No Regrets, NeurIPS 2024).
     """
 
     def __init__(self, task_ids: Sequence[int], seed: int, capacity: int = CAPACITY):
         self.seed, self.capacity = seed, capacity
         self.bank: dict[int, list[Start]] = {task: [] for task in task_ids}
-        self.groups_ = {task: np.zeros((BINS, 2)) for task in task_ids}  # with contrast, all
+        self.seen_: dict[Bin, np.ndarray] = {}  # [2] looks from which a milestone followed, all
 
     def draw(self, step: int, n: int) -> list[Start]:
         """n starts, tasks taking turns. Raises RuntimeError while a task has none."""
@@ -60,17 +61,17 @@ class BranchStarts:
     def _draw(self, rng: np.random.Generator, task: int) -> Start:
         if not self.bank[task]:
             raise RuntimeError(f"no branch start of task {task}: collect some first")
-        stage = np.array([_stage(s) for s in self.bank[task]])
-        present = np.unique(stage)
-        useful, every = self.groups_[task][present].T
-        weight = (useful + 1.0) / (every + 2.0)
-        chosen = np.flatnonzero(stage == rng.choice(present, p=weight / weight.sum()))
-        return self.bank[task][int(rng.choice(chosen))]
+        of = [_bin(s) for s in self.bank[task]]
+        present = sorted(set(of))
+        weight = np.array([self.learnability(b) for b in present])
+        chosen = present[int(rng.choice(len(present), p=weight / weight.sum()))]
+        return self.bank[task][int(rng.choice([i for i, b in enumerate(of) if b == chosen]))]
 
-    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None:
-        """Whether the rewards of the groups from `starts` differed within the group."""
-        for start, differed in zip(starts, contrast, strict=True):
-            self.groups_[start.task_id][_stage(start)] += (bool(differed), 1.0)
+    def learnability(self, where: Bin) -> float:
+        """p (1 - p) of a bin, with one look of either kind assumed before any was seen."""
+        followed, every = self.seen_.get(where, np.zeros(2))
+        p = (followed + 0.5) / (every + 1.0)
+        return float(p * (1.0 - p))
 
     def extend(self, starts: Iterable[Start]) -> None:
         """Adds real states; the oldest go when a task is full."""
@@ -79,19 +80,25 @@ class BranchStarts:
         for task, kept in self.bank.items():
             self.bank[task] = kept[-self.capacity :]
 
+    def observe(self, starts: Sequence[Start], followed: Sequence[float]) -> None:
+        """Whether the undisturbed policy passed a further milestone from `starts` (1, 0; NaN: not known)."""
+        for start, passed in zip(starts, followed, strict=True):
+            if np.isfinite(passed):
+                self.seen_.setdefault(_bin(start), np.zeros(2))[:] += (passed, 1.0)
+
     def state_dict(self) -> dict:
-        """The bank, as arrays stacked over the starts of a task, and what was seen of its stages."""
+        """The bank, as arrays stacked over the starts of a task, and what followed from its bins."""
         bank = {task: pack(starts) for task, starts in self.bank.items() if starts}
-        return {"bank": bank, "groups": {task: seen.copy() for task, seen in self.groups_.items()}}
+        return {"bank": bank, "seen": [[*where, *map(float, seen)] for where, seen in sorted(self.seen_.items())]}
 
     def load_state_dict(self, state: dict) -> None:
         for task, packed in state["bank"].items():
             self.bank[int(task)] = unpack(packed)
-        self.groups_ = {int(task): np.array(seen) for task, seen in state["groups"].items()}
+        self.seen_ = {(int(a), int(b), int(c)): np.array([f, n]) for a, b, c, f, n in state["seen"]}
 
 
-def _stage(start: Start) -> int:
-    return min(int(start.progress * BINS), BINS - 1)
+def _bin(start: Start) -> Bin:
+    return (start.task_id, round(100 * start.passed), min(start.waited, WAITED) // PAIR)
 
 
 def pack(starts: Sequence[Start]) -> dict:

@@ -92,16 +92,19 @@ class PolicyConfig:
 
 @dataclass
 class GrpoConfig:
+    optimizer: Literal["adamw", "lbfgs"] = "adamw"  # a step an epoch, or L-BFGS on the whole batch (small policies)
     lr: float = 1e-5  # learning rate of AdamW
     weight_decay: float = 0.0
     n_groups: int = 16  # groups a policy update, anchors included
     group_size: int = 8  # rollouts a group (G)
-    epochs: int = 1  # passes over a step's rollouts
+    epochs: int = 1  # passes over a step's rollouts; of lbfgs: iterations
     minibatch_looks: int = 256  # looks a forward pass holds; memory only, the gradient is accumulated over the step
     eps_low: float = 0.2  # clip of the ratio downwards
     eps_high: float = 0.28  # clip of the ratio upwards
     dual_clip: float | None = 3.0  # bound of the loss for negative advantages; null: none
-    kl_beta: float = 0.0  # weight of the KL to the first policy
+    kl_beta: float = 0.0  # weight of the KL to the first policy, where there is advantage
+    kl_old: float = 0.0  # weight of the KL to the policy before the update, at looks drawn from all that were made
+    kl_old_looks: int = 128  # how many looks that is
     grad_clip: float = 1.0  # norm of the gradient
     target_kl: float | None = 0.05  # nats a look that one step may move the policy; a longer step is halved; null: no limit
     advantage_scale: Literal["none", "shared", "std"] = "none"  # centre only, one std for all groups, or each group's own
@@ -111,14 +114,15 @@ class GrpoConfig:
             self.group_size >= 2,
             f"grpo.group_size={self.group_size}: a group needs at least 2 rollouts, a single one has no baseline",
         )
-        for name in ("n_groups", "epochs", "minibatch_looks"):
+        for name in ("n_groups", "epochs", "minibatch_looks", "kl_old_looks"):
             require(getattr(self, name) >= 1, f"grpo.{name}={getattr(self, name)} must be at least 1")
         require(self.lr > 0, f"grpo.lr={self.lr} must be positive")
         require(0 < self.eps_low < 1 and self.eps_high > 0, "grpo.eps_low must lie in (0, 1) and eps_high above 0")
         require(self.dual_clip is None or self.dual_clip > 1, f"grpo.dual_clip={self.dual_clip} must exceed 1")
         require(self.grad_clip > 0, f"grpo.grad_clip={self.grad_clip} must be positive")
         require(self.target_kl is None or self.target_kl > 0, f"grpo.target_kl={self.target_kl} must be positive, or null")
-        require(self.kl_beta >= 0 and self.weight_decay >= 0, "grpo.kl_beta and weight_decay must not be negative")
+        for name in ("kl_beta", "kl_old", "weight_decay"):
+            require(getattr(self, name) >= 0, f"grpo.{name}={getattr(self, name)} is negative")
 
 
 @dataclass
@@ -195,7 +199,7 @@ class GroupsConfig:
     kind: Literal["branch", "episode"] = "branch"  # groups start at stored real states, or at initial states
     looks: int = 8  # looks a branch rollout makes
     explore_looks: int | None = None  # first looks of a branch that explore, the rest being deterministic; null: all
-    reward: Literal["progress", "stage", "milestone"] = "milestone"  # of a branch: see sim.rewards
+    reward: Literal["progress", "stage", "milestone", "next"] = "next"  # of a branch: see sim.rewards
     start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
     start_steps: int | None = None  # control steps of those episodes; null: the suite's limit
 

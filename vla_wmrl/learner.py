@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,31 @@ from torch import Tensor
 
 from vla_wmrl import grpo
 from vla_wmrl.config import GrpoConfig
+from vla_wmrl.errors import UserError
 from vla_wmrl.policies.base import Batch, Trainable
 
 MAX_HALVINGS = 8
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A batch as an update sees it: rows that carry gradient in parts, what the policy says of them before."""
+
+    looks: Batch
+    weights: Tensor  # [B]
+    parts: list[Tensor]  # rows
+    old: list[Tensor]  # log-probabilities of the parts before the update
+    reference: list[Tensor] | None  # and under the first policy
+    anywhere: list[Tensor]  # rows on which change is penalised, in parts
+    centres: list[Tensor]  # where the policy's distributions lay there
 
 
 class Learner:
     """The policy's optimiser and the GRPO update on it."""
 
     def __init__(self, policy: Trainable, cfg: GrpoConfig):
+        if cfg.kl_old > 0 and not hasattr(policy, "centre"):
+            raise UserError(f"grpo.kl_old={cfg.kl_old} needs a policy with a continuous centre; a {type(policy).__name__} has none")
         self.policy, self.cfg = policy, cfg
         self.parameters = [p for _, p in policy.parameters_to_train()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=cfg.lr, weight_decay=cfg.weight_decay, betas=(0.9, 0.95))
@@ -45,13 +62,26 @@ class Learner:
         with torch.no_grad():
             # Scored again under the update's own batch shapes: the sampler's batches round differently.
             old = [self.policy.log_prob(*looks.rows(part)) for part in parts]
-            reference = self._reference_log_prob(looks, parts)
-        for epoch in range(self.cfg.epochs):
-            before = [p.detach().clone() for p in self.parameters]
-            metrics |= self._epoch(looks, weights, parts, old, reference, first=epoch == 0)
-            metrics |= self._shorten(looks, parts[epoch % len(parts)], old[epoch % len(parts)], before)
+            batch = _Scored(looks, weights, parts, old, self._reference_log_prob(looks, parts), *self._anywhere(looks))
+        before = [p.detach().clone() for p in self.parameters]
+        if self.cfg.optimizer == "lbfgs":
+            metrics |= self._lbfgs(batch)
+            metrics |= self._shorten(looks, parts[0], old[0], before)
+        else:
+            for epoch in range(self.cfg.epochs):
+                metrics |= self._epoch(batch, first=epoch == 0)
+                metrics |= self._shorten(looks, parts[epoch % len(parts)], old[epoch % len(parts)], before)
+                before = [p.detach().clone() for p in self.parameters]
         self.updates += 1
         return metrics
+
+    def _anywhere(self, looks: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """Looks of the batch at random, with advantage or without, in parts; and the policy's present centres there."""
+        if self.cfg.kl_old == 0:
+            return [], []
+        every = torch.from_numpy(np.random.default_rng([29, self.updates]).permutation(len(looks.mask)))
+        some = looks.split(every[: self.cfg.kl_old_looks].sort().values, self.cfg.minibatch_looks)
+        return some, [self.policy.centre(*looks.rows(part)) for part in some]
 
     @torch.no_grad()
     def _shorten(self, looks: Batch, part: Tensor, old: Tensor, before: list[Tensor]) -> dict[str, float]:
@@ -71,22 +101,58 @@ class Learner:
             self._lend([b + scale * (a - b) for a, b in zip(after, before, strict=True)])
         return {"kl_step": kl, "step_scale": scale}
 
-    def _epoch(self, looks: Batch, weights: Tensor, parts: list[Tensor], old, reference, first: bool) -> dict:
-        self.optimizer.zero_grad(set_to_none=True)
-        cfg, collected = self.cfg, []
-        for i, part in enumerate(parts):
+    def _epoch(self, batch: _Scored, first: bool) -> dict:
+        """One step of AdamW."""
+        metrics = self._backward(batch, first)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.cfg.grad_clip)
+        self.optimizer.step()
+        return metrics | {"grad_norm": float(norm)}
+
+    def _lbfgs(self, batch: _Scored) -> dict:
+        """Up to `epochs` iterations of L-BFGS on the whole batch, begun afresh: what the batch says is fitted, not followed
+        for one step. At the same distance it gains more on other starts than one step along the gradient, and a step that
+        is normalised weight by weight spends most of its length on the gradient's noise (results/update_rules)."""
+        optimizer = torch.optim.LBFGS(
+            self.parameters, lr=1.0, max_iter=self.cfg.epochs, history_size=12, line_search_fn="strong_wolfe",
+            tolerance_grad=1e-10, tolerance_change=1e-14,
+        )  # fmt: skip
+        evaluated: list[dict] = []
+
+        def closure() -> Tensor:
+            evaluated.append(self._backward(batch, first=not evaluated))
+            return torch.tensor(evaluated[-1]["loss"])
+
+        optimizer.step(closure)
+        with torch.no_grad():
+            last = self._backward(batch, first=False)
+        return last | {"evaluations": float(len(evaluated)), "loss_before": evaluated[0]["loss"]}
+
+    def _backward(self, batch: _Scored, first: bool) -> dict:
+        """Gradient of the whole batch's loss, accumulated over its parts; metrics. Under no_grad: the metrics alone."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        cfg, looks, collected = self.cfg, batch.looks, []
+        for i, part in enumerate(batch.parts):
             logp = self.policy.log_prob(*looks.rows(part))
             if first:
-                grpo.check_first_ratio(grpo.log_ratio(logp, old[i]), tol=grpo.ratio_tolerance(self.policy.dtype))
+                grpo.check_first_ratio(grpo.log_ratio(logp, batch.old[i]), tol=grpo.ratio_tolerance(self.policy.dtype))
             loss, part_metrics = grpo.grpo_loss(
-                logp, old[i], looks.advantage[part], weights[part], eps_low=cfg.eps_low, eps_high=cfg.eps_high,
-                dual_clip=cfg.dual_clip, logp_ref=None if reference is None else reference[i], kl_coef=cfg.kl_beta,
+                logp, batch.old[i], looks.advantage[part], batch.weights[part], eps_low=cfg.eps_low, eps_high=cfg.eps_high,
+                dual_clip=cfg.dual_clip, logp_ref=None if batch.reference is None else batch.reference[i], kl_coef=cfg.kl_beta,
             )  # fmt: skip
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             collected.append(part_metrics)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, cfg.grad_clip)
-        self.optimizer.step()
-        return grpo.merge_metrics(collected) | {"grad_norm": float(norm)}
+        metrics = grpo.merge_metrics(collected) | {"kl_old": 0.0}
+        rows = sum(len(part) for part in batch.anywhere)
+        for part, centre in zip(batch.anywhere, batch.centres, strict=True):
+            moved = self.policy.centre(*looks.rows(part)) - centre
+            kl = 0.5 * moved.square().mean(1).sum() / rows
+            if kl.requires_grad:
+                (cfg.kl_old * kl).backward()
+            metrics["kl_old"] += kl.item()
+        metrics["loss"] += cfg.kl_old * metrics["kl_old"]
+        return metrics
 
     def _reference_log_prob(self, looks: Batch, parts: list[Tensor]) -> list[Tensor] | None:
         """Log-probabilities under the first policy: without the adapter, or with its weights lent to the network."""

@@ -37,11 +37,9 @@ class Imagination(Protocol):
 
 
 class Starts(Protocol):
-    """Where groups begin. `draw` depends on (seed, step), on what the bank held and on which groups had contrast."""
+    """Where groups begin. `draw` depends on (seed, step) and on what the bank held."""
 
     def draw(self, step: int, n: int) -> list[Start]: ...
-
-    def observe(self, starts: Sequence[Start], contrast: Sequence[bool]) -> None: ...
 
 
 @dataclass
@@ -80,7 +78,6 @@ class Loop:
         tasks = np.array([g.start.task_id for g in groups])
         f = r_wm if self.debias is None else self.debias.transform(r_wm, tasks[:, None])
         metrics = self._update(groups, r_env, f)
-        self.starts.observe(starts, np.ptp(np.where(anchor[:, None], r_env, r_wm), axis=1) > 0)
 
         # After the update, so that a pair never calibrates itself (design: out of fold).
         if self.imagine is not None and anchor.any():

@@ -27,6 +27,8 @@ class Start:
     state: np.ndarray | None = field(default=None, repr=False)  # [S] float32, the world model's view of it
     progress: float = 0.0  # stage progress in [0, 1] at the start
     previous: np.ndarray | None = field(default=None, repr=False)  # [7] the action that led here; None: settling's
+    passed: float = 0.0  # share of the task's milestones that the rollout had passed by then, at its best
+    waited: int = 0  # looks since it passed the last of them (or began)
 
     @property
     def key(self) -> tuple[int, int, int, int]:

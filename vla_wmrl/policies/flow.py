@@ -97,6 +97,7 @@ class FlowPolicy(ChunkPolicy):
         if len(scale) != self.action_dim:
             raise UserError(f"policy.noise_scale has {len(scale)} numbers; the policy has {self.action_dim} action dimensions")
         self.smooth = SmoothNoise(components, self.n_action_steps, self.horizon, scale, self.padded_dim)
+        self.noise_scale = torch.tensor([s if s > 0 else 1.0 for s in scale], dtype=torch.float32)
         self.cameras = tuple(config.image_features)
         self.device = next(policy.parameters()).device
         self.dtype = min((p.dtype for p in policy.parameters()), key=lambda dtype: dtype.itemsize)
@@ -299,7 +300,24 @@ class FlowPolicy(ChunkPolicy):
         The gradient goes through all denoising steps: they share their weights, so a step that was fitted on the last one
         alone would move the others, and with them the chunk, by several times what its ratio says.
         """
-        mean = self.integrate(inputs, chain[:, 0], None, None)[:, -1]
-        w = self.smooth.coordinates(chain[:, -1] - mean)
+        w = self.smooth.coordinates(chain[:, -1] - self._deterministic(inputs, chain[:, 0]))
         elements = gaussian_log_prob(w, torch.zeros_like(w), torch.full_like(w, self.eta))
         return torch.where(scored.any(1), elements.sum(dim=(1, 2)), 0.0)
+
+    def _deterministic(self, inputs: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Chunks [B, H, A] from initial noise x [B, H, A]. Rows that repeat the one before are computed once: the members of
+        a group that explore at their first look differ by what is added to the result only."""
+        new = (x[1:] != x[:-1]).flatten(1).any(1)
+        for value in inputs.values():
+            new |= (value[1:] != value[:-1]).flatten(1).any(1)
+        new = torch.cat([new.new_ones(1), new])
+        first, which = torch.nonzero(new).flatten(), torch.cumsum(new, 0) - 1
+        return self.integrate({k: v[first] for k, v in inputs.items()}, x[first], None, None)[:, -1][which]
+
+    def centre(self, inputs: dict[str, Tensor], chain: Tensor, sde_step: Tensor, executed: Tensor) -> Tensor:
+        """[B, E, D] the deterministic chunk's E executed steps in D action dimensions, differentiable, in units in which half
+        the squared distance of two centres, averaged over steps, is the KL divergence (nats) of Gaussians of the noise's
+        size around them, were every dimension explored by an offset. Dimensions that are not explored count like `scale` 1.
+        """
+        mean = self._deterministic(inputs, chain[:, 0])[:, : self.n_action_steps, : self.action_dim]
+        return mean / (max(self.eta, 1e-6) * self.noise_scale)
