@@ -36,7 +36,9 @@ class Learner:
 
     def __init__(self, policy: Trainable, cfg: GrpoConfig):
         if cfg.kl_old > 0 and not hasattr(policy, "centre"):
-            raise UserError(f"grpo.kl_old={cfg.kl_old} needs a policy with a continuous centre; a {type(policy).__name__} has none")
+            raise UserError(
+                f"grpo.kl_old={cfg.kl_old} needs a policy with a continuous centre; a {type(policy).__name__} has none"
+            )
         self.policy, self.cfg = policy, cfg
         self.parameters = [p for _, p in policy.parameters_to_train()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=cfg.lr, weight_decay=cfg.weight_decay, betas=(0.9, 0.95))

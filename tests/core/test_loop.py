@@ -9,6 +9,7 @@ import torch
 from vla_wmrl import grpo
 from vla_wmrl.config import GrpoConfig, TrainConfig
 from vla_wmrl.debias import IsotonicDebiaser
+from vla_wmrl.errors import UserError
 from vla_wmrl.fusion import Fusion
 from vla_wmrl.learner import Learner
 from vla_wmrl.policies.chunks import ChunkPolicy
@@ -29,6 +30,9 @@ class Gaussian(ChunkPolicy):
     def log_prob(self, inputs, chain, sde_step, executed):
         error = chain[:, 1] - self.net(inputs["x"])[:, None]
         return (-0.5 * error**2 * executed[:, :, None]).sum((1, 2))
+
+    def centre(self, inputs, chain, sde_step, executed):
+        return self.net(inputs["x"])[:, None]
 
     def parameters_to_train(self):
         return list(self.net.named_parameters())
@@ -54,9 +58,6 @@ class Starts:
         return [Start(0, step * n + i) for i in range(n)]
 
     def extend(self, starts):
-        pass
-
-    def observe(self, starts, contrast):
         pass
 
 
@@ -197,3 +198,50 @@ def test_ppi_trains_on_the_anchors_twins_too():
         metrics = loop.step(step)
     assert metrics["fusion/lambda"] < 0
     assert torch.isfinite(weights(loop)).all()
+
+
+def contrast(learner, advantage=1.0):
+    """An update from two rollouts of one group; the objective's own metrics."""
+    start = Start(0, 0)
+    pair = [rollout(start, member, 3 + member) for member in range(2)]
+    return pair, learner.update(pair, np.array([advantage, -advantage]), np.array([True, True]), 2)
+
+
+def test_lbfgs_raises_the_objective_and_stays_in_the_trust_region():
+    learner = Learner(Gaussian(), GrpoConfig(optimizer="lbfgs", epochs=6, kl_old=0.05, target_kl=0.2))
+    _, metrics = contrast(learner)
+    assert metrics["loss"] < metrics["loss_before"] - 1e-3
+    assert 0 < metrics["kl_step"] <= 0.2 and metrics["kl_old"] > 0
+
+
+def test_lbfgs_does_not_depend_on_the_minibatch():
+    several, one = (
+        Learner(Gaussian(), GrpoConfig(optimizer="lbfgs", epochs=4, kl_old=0.1, minibatch_looks=n)) for n in (1, 64)
+    )
+    contrast(several), contrast(one)
+    for a, b in zip(several.parameters, one.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lbfgs"])
+def test_a_penalty_on_change_holds_the_policy_also_where_there_is_no_advantage(optimizer):
+    start, moved = Start(0, 0), []
+    for kl_old in (0.0, 3.0):
+        learner = Learner(Gaussian(), GrpoConfig(optimizer=optimizer, lr=5e-2, epochs=6, kl_old=kl_old, target_kl=None))
+        pair, quiet = [rollout(start, m, 3 + m) for m in range(2)], [rollout(start, m, 9 + m) for m in range(6)]
+        looks = learner.policy.collate(quiet, np.zeros(6), np.ones(6, bool))
+        before = learner.policy.centre(looks.inputs, None, None, None).detach()
+        advantages = np.array([1.0, -1.0] + [0.0] * 6)
+        learner.update(pair + quiet, advantages, np.ones(8, bool), 8)
+        now = learner.policy.centre(looks.inputs, None, None, None).detach()
+        moved.append(float((now - before).square().mean()))
+    assert moved[1] < 0.3 * moved[0]
+
+
+def test_a_penalty_on_change_is_refused_for_a_policy_without_a_centre():
+    class Discrete(ChunkPolicy):
+        def parameters_to_train(self):
+            return []
+
+    with pytest.raises(UserError, match="grpo.kl_old=0.1 needs a policy with a continuous centre"):
+        Learner(Discrete(), GrpoConfig(kl_old=0.1))

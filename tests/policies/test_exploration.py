@@ -100,3 +100,35 @@ def test_smooth_gradient_is_that_of_the_whole_chunk_not_of_its_last_denoising_st
         w = flow.smooth.coordinates(sample.chain[:, -1] - mean)
         after = torch.distributions.Normal(0.0, 0.2).log_prob(w).sum()
     assert float(after - value) == pytest.approx(step * norm, rel=0.1)
+
+
+def test_members_that_share_a_look_are_scored_as_if_each_were_alone(make_flow, observation):
+    """The network runs once for them; values and gradients are those of separate rows."""
+    flow = make_flow(eta=0.2, sde="smooth", scale=SCALE)
+    images, state, task = observation(2)
+    pairs = torch.tensor([0, 0, 0, 1, 1, 0])
+    inputs = {k: v[pairs] for k, v in flow.encode(images, state, task).items()}
+    sample = flow.sample(inputs, [(int(k), member) for member, k in enumerate(pairs)], True)
+    calls = []
+    integrate, flow.integrate = flow.integrate, lambda *a: calls.append(len(a[1])) or integrate(*a)
+    together = flow.log_prob(inputs, sample.chain, sample.sde_step, executed(6))
+    assert calls == [3]
+    alone = torch.cat([flow.log_prob({k: v[i : i + 1] for k, v in inputs.items()}, sample.chain[i : i + 1],
+                                     sample.sde_step[i : i + 1], executed(1)) for i in range(6)])  # fmt: skip
+    assert torch.allclose(together, alone, atol=1e-3)
+    parameters = [p for _, p in flow.parameters_to_train()]
+    for a, b in zip(*(torch.autograd.grad(v.sum(), parameters, allow_unused=True) for v in (together, alone)), strict=True):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max())))
+
+
+def test_a_centre_moved_by_one_offset_of_the_noise_is_half_a_nat_away(make_flow, observation, keys):
+    flow = make_flow(eta=0.2, sde="smooth", scale=SCALE)
+    inputs = flow.encode(*observation(1))
+    sample = flow.sample(inputs, keys(1), False)
+    centre = flow.centre(inputs, sample.chain, sample.sde_step, executed(1))
+    integrate = flow.integrate
+    moved = torch.zeros(16, flow.padded_dim)
+    moved[:8, 6] = 0.2 * 3.0
+    flow.integrate = lambda *a: integrate(*a) + moved
+    shifted = flow.centre(inputs, sample.chain, sample.sde_step, executed(1))
+    assert float(0.5 * (shifted - centre).square().mean(1).sum()) == pytest.approx(0.5, rel=1e-3)
