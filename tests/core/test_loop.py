@@ -243,5 +243,5 @@ def test_a_penalty_on_change_is_refused_for_a_policy_without_a_centre():
         def parameters_to_train(self):
             return []
 
-    with pytest.raises(UserError, match="grpo.kl_old=0.1 needs a policy with a continuous centre"):
+    with pytest.raises(UserError, match=r"grpo\.kl_old=0\.1 needs a policy with a continuous centre"):
         Learner(Discrete(), GrpoConfig(kl_old=0.1))
