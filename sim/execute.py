@@ -51,6 +51,7 @@ class GroupExecutor:
                 spec=self.specs[start.task_id], starts=(start,) * group_size, members=tuple(range(group_size)),
                 policy=policy, seed=seed, explore_looks=self.groups.explore_looks if branch else None,
                 max_looks=self.groups.looks if branch else None,
+                until_next=branch and self.groups.reward == "next",
                 max_steps=NO_LIMIT if branch else self.max_steps, width=group_size, record=True, keep_starts=branch,
             )
             for start in starts

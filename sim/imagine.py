@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sim.libero import EnvSpec, LiberoEnv
+from sim.rewards import passes
 from sim.rollout import Trace
 from sim.state import StateSpec, state_spec
 from sim.workers import Context, Pool
@@ -63,7 +64,7 @@ class WorldModelRuntime:
 
     def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]:
         """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
-        every = [s for s in starts for _ in range(group_size)]
+        every, branch = [s for s in starts for _ in range(group_size)], self.cfg.groups.kind == "branch"
         members = list(range(group_size)) * len(starts)
         rollouts = self.model.imagine(
             self.policy,
@@ -71,9 +72,13 @@ class WorldModelRuntime:
             members,
             seed,
             self.cfg.groups.looks,
-            explore_looks=self.cfg.groups.explore_looks if self.cfg.groups.kind == "branch" else None,
+            explore_looks=self.cfg.groups.explore_looks if branch else None,
+            until=self._decided if branch and self.cfg.groups.reward == "next" else None,
         )
         return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+
+    def _decided(self, start: Start, progress: float) -> bool:
+        return passes(start, progress, len(self.model.tasks[start.task_id].goal))
 
     def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:
         """Real trajectories to learn from, and real looks (states with the features that were seen there)."""

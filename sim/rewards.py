@@ -32,6 +32,11 @@ def milestones(progress: float, conjuncts: int) -> float:
     return passed / (2 * conjuncts)
 
 
+def passes(start: Start, progress: float, conjuncts: int) -> bool:
+    """Whether `progress` is past a milestone that the rollout from which `start` was cut had not passed."""
+    return milestones(progress, conjuncts) > start.passed + 1e-6
+
+
 def branch_reward(kind: str, conjuncts: Mapping[int, int]) -> Callable[[Rollout], float]:
     """The reward `kind` of a branch; `conjuncts` of every task's goal."""
 
@@ -45,8 +50,8 @@ def branch_reward(kind: str, conjuncts: Mapping[int, int]) -> Callable[[Rollout]
         return milestones(progress(rollout), conjuncts[rollout.start.task_id])
 
     def following(rollout: Rollout) -> float:
-        best = milestones(max(float(p) for p in rollout.progress[1:]), conjuncts[rollout.start.task_id])
-        return float(best > rollout.start.passed + 1e-6)
+        best = max(float(p) for p in rollout.progress[1:])
+        return float(passes(rollout.start, best, conjuncts[rollout.start.task_id]))
 
     return {"progress": progress, "stage": stage, "milestone": milestone, "next": following}[kind]
 

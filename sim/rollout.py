@@ -16,6 +16,7 @@ import torch
 from sim.libero import EnvSpec, LiberoEnv, Snapshot
 from sim.progress import progress
 from sim.protocol import STATE_KEY
+from sim.rewards import passes
 from sim.state import read_state
 from sim.workers import Context
 from vla_wmrl.policies.base import Policy
@@ -118,6 +119,7 @@ class RolloutJob:
     stochastic: bool = True
     explore_looks: int | None = None  # only the first looks explore, the rest run the deterministic sampler; None: all
     max_looks: int | None = None  # ends a branch; None: the suite's limit of control steps
+    until_next: bool = False  # ends a branch at the look that passes a milestone which its start had not
     max_steps: int | None = None  # control steps, counted from the start of the episode; None: the suite's
     beyond: int = 0  # looks to go on after success (for world-model data)
     width: int = 8  # rollouts side by side; the policy's batch shape
@@ -227,6 +229,7 @@ def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n
         m.beyond = job.beyond
         return job.beyond == 0
     over = job.max_looks is not None and len(m.executed) >= job.max_looks
+    over |= job.until_next and passes(m.start, m.progress, len(env.privileged().goal))
     return over or env.steps >= (job.max_steps or env.max_steps)
 
 

@@ -128,7 +128,9 @@ class Loop:
             advantages = np.concatenate([advantages, weights.twin * more.ravel()])
             valid = np.concatenate([valid, np.isfinite(f[twins]).ravel()])
         with self.ledger.phase("update"):
-            metrics = self.learner.update(rollouts, advantages, valid, n_rollouts)
+            # Before the calibration is ready nine groups in ten weigh nothing, and the rest is too little for a step: the first
+            # anchors serve the calibration alone.
+            metrics = self.learner.update(rollouts, advantages, valid, n_rollouts) if wm_ok else {"skipped": 1.0}
         metrics = {f"loss/{k}": v for k, v in metrics.items()}
         metrics |= {"fusion/weight_anchor": weights.anchor, "fusion/weight_wm": weights.wm, "fusion/lambda": weights.twin}
         return metrics | {

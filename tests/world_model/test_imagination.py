@@ -111,3 +111,13 @@ def test_without_a_decoder_the_error_says_so(tasks, policy, starts):
     model = StateSpaceModel(tasks, width=16)
     with pytest.raises(UserError, match="feature decoder"):
         model.imagine(policy, [Start(0, 0, state=starts[0].state)], [0], (1,), 1)
+
+
+def test_a_rollout_ends_where_it_is_decided_without_counting_as_success(make_model, policy, starts):
+    model, until = make_model(), lambda start, progress: start is starts[0]
+    stopped, whole = model.imagine(policy, starts[:2], [0, 0], (5,), 3, threshold=2.0, until=until)
+    _, alone = model.imagine(policy, starts[:2], [0, 0], (5,), 3, threshold=2.0)
+    assert stopped.looks == 1 and stopped.truncated and not stopped.success and len(stopped.progress) == 2
+    assert stopped.steps == int(stopped.executed.sum()) == policy.n_action_steps
+    assert whole.looks == 3
+    np.testing.assert_array_equal(whole.states, alone.states)

@@ -6,7 +6,7 @@ in the world only. Rows never mix: a rollout is the same whatever runs beside it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,27 +20,31 @@ from vla_wmrl.world_model.dynamics import Scene
 from vla_wmrl.world_model.scene import concatenate, proprioception
 
 STREAM = 43  # of the noise key: the dynamics' own noise
+Until = Callable[[Start, float], bool]
 WIDTH = 64  # rollouts side by side; the policy's batch shape, always the same
 
 
 @torch.no_grad()
 def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[int], seed: Sequence[int], looks: int,
             stochastic: bool = True, noisy: bool = True, threshold: float = 0.5,
-            explore_looks: int | None = None) -> list[ImaginedRollout]:  # fmt: skip
+            explore_looks: int | None = None, until: Until | None = None) -> list[ImaginedRollout]:  # fmt: skip
     """One rollout per (start, member), `looks` looks long or until the goal seems to hold. Starts need a `state`.
 
-    `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability.
+    `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability. `until`(start,
+    progress) ends a rollout at a look, without success.
     """
     pairs = list(zip(starts, members, strict=True))
     found: list[ImaginedRollout] = []
     for first in range(0, len(pairs), WIDTH):
         block = pairs[first : first + WIDTH]
         filled = block + [block[-1]] * (WIDTH - len(block))
-        found += _run(model, policy, filled, tuple(seed), looks, stochastic, noisy, threshold, explore_looks)[: len(block)]
+        found += _run(model, policy, filled, tuple(seed), looks, stochastic, noisy, threshold, explore_looks, until)[
+            : len(block)
+        ]
     return found
 
 
-def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explore_looks) -> list[ImaginedRollout]:
+def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explore_looks, until) -> list[ImaginedRollout]:
     starts, members = [s for s, _ in pairs], [m for _, m in pairs]
     states = [np.asarray(s.state, dtype=np.float32) for s in starts]
     by_task = {t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})}
@@ -48,14 +52,14 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explor
     languages = [model.tasks[s.task_id].language for s in starts]
     previous = torch.from_numpy(np.stack([OPEN_HAND if s.previous is None else s.previous for s in starts])).float()
     n, horizon = len(starts), policy.n_action_steps
-    alive, p_success = np.ones(n, dtype=bool), np.zeros(n)
+    alive, stopped, p_success = np.ones(n, dtype=bool), np.zeros(n, dtype=bool), np.zeros(n)
     grades = model.net.grade(scene, context)
     progress = [[s.progress] for s in starts]
     value = torch.sigmoid(grades.value).numpy().copy()
     path = [[state] for state in states]
     inputs_of, chains, sde_steps, executed = ([[] for _ in range(n)] for _ in range(4))
     for look in range(looks):
-        if not alive.any():
+        if not (alive & ~stopped).any():
             break
         features = _decode(model, states, by_task)
         inputs = policy.inputs_from_features(features, proprioception(scene.robot), languages)
@@ -63,19 +67,19 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explor
         sample = policy.sample(inputs, keys, stochastic and (explore_looks is None or look < explore_looks))
         ran = np.zeros((n, sample.actions.shape[1]), dtype=bool)
         draws = _draws([key[:-1] for key in keys], horizon, model.scenes.bodies) if noisy else None
-        before = alive.copy()
+        before = alive & ~stopped
         for step in range(horizon):
             moved, _ = model.net.step(
                 scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step]
             )
-            on = torch.from_numpy(alive)
+            on = torch.from_numpy(alive & ~stopped)
             scene = Scene(*(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True)))
             previous = sample.actions[:, step]
-            ran[alive, step] = True
+            ran[alive & ~stopped, step] = True
             grades = model.net.grade(scene, context)
             p = model.net.log_success(grades, context).exp().numpy()
             p_success = np.where(alive, np.maximum(p_success, p), p_success)
-            alive = alive & (p <= threshold)
+            alive = alive & ((p <= threshold) | stopped)
         states = _scatter(model, states, scene, by_task)
         now, late = torch.sigmoid(grades.progress).numpy(), torch.sigmoid(grades.value).numpy()
         for i in np.flatnonzero(before):
@@ -86,6 +90,7 @@ def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explor
             path[i].append(states[i])
             progress[i].append(float(now[i]) if alive[i] else 1.0)
             value[i] = late[i] if alive[i] else 1.0
+            stopped[i] = until is not None and until(starts[i], progress[i][-1])
     return [
         ImaginedRollout(
             start=starts[i],

@@ -25,7 +25,7 @@ from vla_wmrl.world_model.base import ImaginedRollout, Kind, TaskSpec
 from vla_wmrl.world_model.data import Corpus, Windows
 from vla_wmrl.world_model.decoder import Decoder
 from vla_wmrl.world_model.dynamics import NOISE_SCALE, Dynamics, Scene, roll
-from vla_wmrl.world_model.imagination import imagine
+from vla_wmrl.world_model.imagination import Until, imagine
 from vla_wmrl.world_model.scene import Scenes
 
 STREAM = 41  # of the noise key
@@ -213,9 +213,10 @@ class StateSpaceModel:
         noisy: bool = True,
         threshold: float = 0.5,
         explore_looks: int | None = None,
+        until: Until | None = None,
     ) -> list[ImaginedRollout]:
         """Closed-loop rollouts of `policy`, one per (start, member); see world_model.imagination."""
-        return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold, explore_looks)
+        return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold, explore_looks, until)
 
     # ---- state
     def state_dict(self, data: bool = False) -> dict[str, Any]:
