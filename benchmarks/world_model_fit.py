@@ -1,10 +1,12 @@
-"""Builds a world model: makes near misses, fits the dynamics on them and on demonstrations, and the feature decoder.
+"""Builds a world model: makes near misses and a policy's episodes, fits the dynamics and the feature decoder.
 
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=0:40 --segments=DIR
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=150:170 --per_moment=8 \\
         --moments_per_event=1 --segments=DIR
     python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --updates=3000 --world_model=DIR
-    python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --updates=1500 --world_model=DIR
+    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=200:240 --eta=0 --rollouts=DIR
+    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=240:280 --eta=0.3 --rollouts=DIR
+    python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --rollouts=DIR --updates=2200 --world_model=DIR
 
 `--inits` from 150 on are held out: `fit` and `decoder` never read them. Each step resumes from what is there.
 """
@@ -27,8 +29,10 @@ from benchmarks.world_model_gates import HELD_OUT
 from sim.imagine import task_specs
 from sim.libero import EnvSpec
 from sim.near_misses import NearMissJob, load_segments, save_segments
+from sim.rollout import PolicyRef, RolloutJob
 from sim.workers import Pool
 from vla_wmrl.policies.flow import FlowPolicy
+from vla_wmrl.types import Start
 from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.data import load_demonstrations
 from vla_wmrl.world_model.latent import StateSpaceModel, task_from_json
@@ -94,16 +98,44 @@ def fit(args: argparse.Namespace) -> None:
     model.save(out)
 
 
+def rollouts(args: argparse.Namespace) -> None:
+    """A policy's own episodes, its failures among them: where the decoder must be right, and demonstrations never are."""
+    folder = Path(args.rollouts)
+    folder.mkdir(parents=True, exist_ok=True)
+    inits = range(*(int(n) for n in args.inits.split(":")))
+    specs = {int(t): EnvSpec(task_id=int(t), stepping="fast", lod_mm=8.0, multisample=0) for t in args.task_ids.split(",")}
+    policy = PolicyRef(args.policy, eta=args.eta, sde="smooth", scale=(1, 1, 1, 0, 0, 0, 0))
+    size, saved = 4, 0
+    jobs = [
+        RolloutJob(spec=spec, starts=tuple(Start(task, i) for i in part), members=(0,) * len(part), policy=policy,
+                   seed=(args.seed, 7), stochastic=args.eta > 0, width=size)
+        for part in (inits[k : k + size] for k in range(0, len(inits), size))
+        for task, spec in specs.items()
+    ]  # fmt: skip
+    with Pool(args.workers) as pool:
+        for _, recorded in pool.run(jobs):
+            for r in (item.rollout for item in recorded):
+                file = folder / f"t{r.start.task_id}_i{r.start.init_id}_eta{args.eta:g}.npz"
+                np.savez(file, states=r.states[: r.looks], features=r.inputs["features"].astype(np.float16),
+                         task_id=r.start.task_id, init_id=r.start.init_id, success=r.success)  # fmt: skip
+                saved += 1
+            print(f"{saved} episodes", flush=True)
+
+
 def decoder(args: argparse.Namespace) -> None:
     model = StateSpaceModel.from_pretrained(args.world_model)
     policy = FlowPolicy.from_pretrained(args.policy, eta=0.0)
-    looks = demonstration_looks(args.demos, policy, args.every)
-    held_out = {}
-    for task_id, (inits, states, features) in looks.items():
-        # the last tenth of the initial states checks the fit
-        last = inits >= np.quantile(np.unique(inits), 0.9)
+    looks = [(task, *seen) for task, seen in demonstration_looks(args.demos, policy, args.every).items()]
+    for file in sorted(Path(args.rollouts).glob("*.npz")) if args.rollouts else []:
+        data = np.load(file)
+        inits = np.full(len(data["states"]), int(data["init_id"]))
+        looks.append((int(data["task_id"]), inits, data["states"], data["features"].astype(np.float32)))
+    held_out: dict[int, list] = {}
+    for task_id, inits, states, features in looks:
+        last = inits % 6 == 3  # a sixth of the initial states checks the fit
         model.decoder.observe(task_id, states[~last], features[~last])
-        held_out[task_id] = (states[last], features[last])
+        held_out.setdefault(task_id, []).append((states[last], features[last]))
+    model.decoder.nets = {}  # anew: input scales and components belong to the looks
 
     def log(task_id: int, i: int, loss: float, gap: float) -> None:
         if i % 100 == 0:
@@ -111,16 +143,19 @@ def decoder(args: argparse.Namespace) -> None:
 
     model.fit_decoder(policy, args.updates, log)
     model.save(args.world_model)
-    for task_id, (states, features) in held_out.items():
+    for task_id, pairs in held_out.items():
+        states, features = (np.concatenate(column) for column in zip(*pairs, strict=True))
         print(f"task {task_id}, held out: {model.decoder.check(policy, task_id, states, features)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("collect", "fit", "decoder"))
+    parser.add_argument("step", choices=("collect", "rollouts", "fit", "decoder"))
     parser.add_argument("--segments")
     parser.add_argument("--demos")
     parser.add_argument("--world_model")
+    parser.add_argument("--rollouts")
+    parser.add_argument("--eta", type=float, default=0.0, help="noise of the policy's rollouts")
     parser.add_argument("--policy")
     parser.add_argument("--task_ids", default="0,1,7")
     parser.add_argument("--inits", default="0:40")
@@ -132,7 +167,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"collect": collect, "fit": fit, "decoder": decoder}[args.step](args)
+    {"collect": collect, "rollouts": rollouts, "fit": fit, "decoder": decoder}[args.step](args)
 
 
 if __name__ == "__main__":

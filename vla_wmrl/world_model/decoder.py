@@ -1,7 +1,10 @@
 """From a state to what the frozen vision of a policy would show it: a small regression on principal components.
 
-Feature error alone is a poor guide: what counts is that the policy acts the same. So the fit has a second term, the
-distance between the chunks that the frozen policy samples, with the same noise, from true and from decoded features.
+Feature error alone is a poor guide: what counts is that the policy acts the same. So the end of the fit has a second term,
+the distance between the chunks that the frozen policy samples, with the same noise, from true and from decoded features.
+
+The looks must be where the policy goes: a decoder fitted on demonstrations alone missed more of the features' variance than
+their mean does (2.0 of it, task 7) in the states of a policy that fails half of its grasps.
 """
 
 from __future__ import annotations
@@ -27,16 +30,15 @@ MIN_LOOKS = 16
 class TaskDecoder(nn.Module):
     """State [B, S'] -> features [B, n_tokens * D], for one task and one policy's vision."""
 
-    def __init__(self, inputs: int, outputs: int, components: int, width: int = 256):
+    def __init__(self, inputs: int, outputs: int, components: int, width: int = 384):
         super().__init__()
         self.register_buffer("mean", torch.zeros(inputs))
         self.register_buffer("scale", torch.ones(inputs))
         self.register_buffer("centre", torch.zeros(outputs))
         self.register_buffer("basis", torch.zeros(components, outputs))
         self.linear = nn.Linear(inputs, components)
-        self.net = nn.Sequential(
-            nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, components)
-        )
+        hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.SiLU())]
+        self.net = nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), *hidden, nn.Linear(width, components))
 
     def forward(self, x: Tensor) -> Tensor:
         x = ((x - self.mean) * self.scale).clamp(-4, 4)
@@ -94,7 +96,7 @@ class Decoder:
         return net
 
     def fit(
-        self, policy: Any, updates: int, batch: int = 128, match: int = 16, match_from: float = 0.5, log: Any = None
+        self, policy: Any, updates: int, batch: int = 256, match: int = 16, match_from: float = 0.92, log: Any = None
     ) -> None:
         """`updates` gradient steps per task; the last part of them with the action-matching term on `match` looks.
 
@@ -108,7 +110,7 @@ class Decoder:
                 self.nets[task_id] = self._begin(task_id, x, y)
             net, unit = self.nets[task_id], y.std()
             rng = generator((self.seed, task_id, self.updates_), STREAM)
-            optimiser = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=1e-3)
+            optimiser = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=1e-2)
             for i in range(updates):
                 for group in optimiser.param_groups:
                     group["lr"] = 1e-3 * min(1.0, (i + 1) / 50) * max(0.03, 1 - i / updates)
