@@ -21,6 +21,12 @@ def check_new_folder(path: str | None, what: str) -> None:
     require(not folder.is_dir() or not any(folder.iterdir()), f"output_dir {path} is not empty: name another")
 
 
+def check_domains(domains: list[str]) -> None:
+    require(len(domains) > 0, "domains is empty: name at least one")
+    for domain in domains:
+        require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")
+
+
 @dataclass
 class GamesConfig:
     """Make solvable ALFWorld games from scenes of our own, with walkthroughs."""
@@ -92,18 +98,19 @@ class ReplayConfig:
             check_new_folder(self.output_dir, "the episodes")
         require(self.output_dir is not None, "--resume needs --output_dir=FOLDER of the replay to continue")
         require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
-        require(len(self.domains) > 0, "domains is empty: name at least one")
-        for domain in self.domains:
-            require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")
+        check_domains(self.domains)
         require(self.every >= 1, f"every={self.every} must be at least 1")
         require(not self.solo or self.domains == ["telecom"], "solo mode exists for telecom only: --domains=telecom")
 
 
 @dataclass
 class TripletsConfig:
-    """Collect (history, action, next state) triplets from rollouts on ALFWorld: parquet files and a data card."""
+    """Collect (history, action, next state) triplets from ALFWorld or tau2-bench: parquet files and a data card."""
 
     output_dir: str | None = None  # gets train.parquet, val.parquet, card.json
+    env: Literal["alfworld", "tau2"] = "alfworld"  # tau2: the tasks' own actions, answered by a scripted user
+    domains: list[str] = field(default_factory=lambda: list(DOMAINS))  # of tau2
+    task_split: str = "train"  # of tau2: official split of each domain
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
     limit: int | None = None  # this many games, spread over the split; null: all
@@ -121,6 +128,9 @@ class TripletsConfig:
         require(min(self.rollouts, self.max_steps) >= 1, "rollouts and max_steps start at 1")
         require(0 <= self.keep_invalid <= 1, f"keep_invalid={self.keep_invalid} is outside 0..1")
         require(0 < self.val < 1, f"val={self.val} must lie between 0 and 1")
+        if self.env == "tau2":
+            require(self.agent == "walkthrough", "triplets of tau2 come from the tasks' own actions: --agent=walkthrough")
+            check_domains(self.domains)
 
 
 @dataclass
