@@ -62,14 +62,14 @@ def main() -> None:
             "train_env_steps": 0 if method in (first, "phrases") else args.train_env_steps, **more,
         })  # fmt: skip
 
-    for method in distance:
+    for method, far in distance.items():
         for tau in args.taus:
-            right = distance[method] < tau
+            right = far < tau
             more = {} if method in (first, "phrases") else {"p_vs_" + first: stats.mcnemar(distance[first] < tau, right)}
             add(method, f"next_state_accuracy_tau_{tau}", right, **more)
         add(method, "exact", exact[method])
         if method != "phrases":
-            add(method, "tagged", np.isfinite(distance[method]))
+            add(method, "tagged", np.isfinite(far))
     args.output_dir.mkdir(parents=True, exist_ok=True)
     write_json(args.output_dir / "summary.json", table)
     path = args.output_dir / "predictions.jsonl"
