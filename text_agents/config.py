@@ -203,7 +203,7 @@ class RwmlConfig:
     keep_checkpoints: int = 1
     seed: int = 0
     model: ModelSection = field(default_factory=ModelSection)
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's weights
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's weights; an adapter's are float32
     lora: LoraSection = field(default_factory=LoraSection)
     grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std"))  # see GrpoConfig
     reward: RewardSection = field(default_factory=RewardSection)
@@ -215,6 +215,8 @@ class RwmlConfig:
         for section in (self.model, self.lora, self.grpo, self.reward, self.eval):
             section.validate()
         require(self.model.temperature > 0, "model.temperature must be above 0: a group of equal replies teaches nothing")
+        exact = self.dtype == "float32" or self.lora.rank > 0
+        require(exact, "bfloat16 weights round small steps away: train an adapter (its weights are float32), or dtype=float32")
         require(self.passes > 0, f"passes={self.passes} must be positive")
         require(self.steps is None or self.steps >= 0, f"steps={self.steps} is negative")
         require(self.history is None or self.history >= 0, f"history={self.history} is negative: use null for all")

@@ -171,3 +171,14 @@ def test_mistakes_are_named(tiny_model, tmp_path):
     transcript.add_reply([5], [0.0])
     with pytest.raises(UserError, match="prompt"):
         policy(tiny_model).collate([transcript.finish(0, 0, 1.0, "done")], np.ones(1), np.ones(1, bool))
+
+
+def test_small_steps_of_an_adapter_are_not_rounded_away_by_16_bits(tiny_model):
+    """Weights in bfloat16 do not move at lr 1e-6: an adapter's are kept in float32, and full training is refused."""
+    policy_ = policy(tiny_model, lora_rank=2, dtype="bfloat16")
+    assert policy_.dtype == torch.bfloat16
+    learner = Learner(policy_, GrpoConfig(lr=1e-6, target_kl=None))
+    assert {p.dtype for p in learner.parameters} == {torch.float32}
+    before = [p.detach().clone() for p in learner.parameters]
+    learner.update(group(policy_), ADVANTAGES, ONES, 4)
+    assert any(not torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))

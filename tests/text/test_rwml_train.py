@@ -65,7 +65,7 @@ def test_imitation_lowers_the_loss_and_a_trained_adapter_can_be_gone_on_from(arg
     sft = [*argv, "--method=sft", "--grpo.n_groups=10", "--grpo.lr=1e-2", "--lora.rank=8", "--eval.before=false"]
     assert cli.main([*sft, "--steps=6", f"--output_dir={tmp_path / 'sft'}"]) == 0
     losses = [row["loss/nll"] for row in rows(tmp_path / "sft")]
-    assert losses[-1] < 0.95 * losses[0]
+    assert losses[-1] < losses[0] - 0.1
     on = [*argv, f"--start={tmp_path / 'sft' / 'model'}", "--steps=1", f"--output_dir={tmp_path / 'rwml'}"]
     assert cli.main(on) == 0
     after, before = (read_jsonl(tmp_path / run) for run in ("sft/eval_after.jsonl", "rwml/eval_before.jsonl"))
@@ -114,6 +114,7 @@ def test_a_right_prediction_counts_and_a_generic_one_does_not(data):
         (["--triplets=no/such"], "no triplets at"),
         (["--model.path=no/such"], "no language model at"),
         (["--method=ppo"], "method"),
+        (["--dtype=bfloat16", "--lora.rank=0"], "round small steps away"),
         (["--model.temperature=0"], "above 0"),
         (["--grpo.group_size=1"], "at least 2"),
         (["--lora.targets=query"], "no layers"),

@@ -100,7 +100,7 @@ class RwmlTrainer:
             for part in rows.split(torch.arange(len(rows.mask)), cfg.minibatch_looks):
                 loss = -(weights[part] * self.policy.log_prob(*rows.rows(part))).sum()
                 loss.backward()
-                total += float(loss)
+                total += loss.item()
             norm = torch.nn.utils.clip_grad_norm_(learner.parameters, cfg.grad_clip)
             learner.optimizer.step()
         learner.updates += 1
