@@ -182,3 +182,15 @@ def test_small_steps_of_an_adapter_are_not_rounded_away_by_16_bits(tiny_model):
     before = [p.detach().clone() for p in learner.parameters]
     learner.update(group(policy_), ADVANTAGES, ONES, 4)
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.parameters, strict=True))
+
+
+@pytest.mark.slow
+def test_the_packaged_model_takes_a_step_from_its_own_samples():
+    policy_ = LanguagePolicy.from_pretrained(language_model.DEFAULT_MODEL, lora_rank=4, template="chatml")
+    asked = [policy_.chat.render([{"role": "user", "content": text}]) for text in ("Name a colour.", "Where is the cup?")]
+    rollouts = group(policy_, asked, copies=2, tokens=8)
+    with torch.no_grad():
+        for rollout, found in zip(rollouts, scored(policy_, rollouts), strict=True):
+            np.testing.assert_allclose(found.numpy(), rollout.logp_old[rollout.policy_mask], atol=1e-3)
+    metrics = Learner(policy_, GrpoConfig(lr=1e-4)).update(rollouts, ADVANTAGES, ONES, 4)
+    assert metrics["grad_norm"] > 0 and metrics["log_ratio_abs_max"] < 1e-5 and 0 < metrics["kl_step"] <= 0.05

@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
+import transformers
 
 from text_agents.config import RwmlConfig
 from text_agents.language_policy import LanguagePolicy
@@ -128,6 +129,8 @@ def planned_steps(cfg: RwmlConfig, n: int) -> int:
 
 
 def main(cfg: RwmlConfig) -> None:
+    transformers.utils.logging.set_verbosity_error()  # its bars and load reports would bury the run's own lines
+    transformers.utils.logging.disable_progress_bar()
     train = triplets.read(cfg.triplets, "train")
     held = held_out(cfg, train)
     embedder = rewards.Embedder(cfg.reward.embedder, cfg.model.device)
