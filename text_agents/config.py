@@ -205,7 +205,9 @@ class RwmlConfig:
     model: ModelSection = field(default_factory=ModelSection)
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's weights; an adapter's are float32
     lora: LoraSection = field(default_factory=LoraSection)
-    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std"))  # see GrpoConfig
+    grpo: GrpoConfig = field(
+        default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std", minibatch_looks=4096)
+    )
     reward: RewardSection = field(default_factory=RewardSection)
     eval: HeldOutSection = field(default_factory=HeldOutSection)
 

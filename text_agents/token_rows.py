@@ -44,15 +44,22 @@ class TokenRows:
     pad_id: int
 
     def split(self, index: Tensor, size: int) -> list[Tensor]:
-        """Rows in parts of whole transcripts, in order, of at most `size` rows (or of one transcript that has more)."""
-        _, lengths = torch.unique_consecutive(self.rollout[index], return_counts=True)
-        parts, room = [0], size
-        for n in lengths.tolist():
-            if n > room and parts[-1] > 0:
+        """Rows in parts of whole transcripts, in order, that read at most `size` tokens (or one transcript that has more).
+
+        A prompt counts once in a part: it is most of what a forward pass keeps in memory.
+        """
+        owners, lengths = torch.unique_consecutive(self.rollout[index], return_counts=True)
+        parts: list[int] = [0]
+        read, prompts = 0, set()
+        for owner, rows in zip(owners.tolist(), lengths.tolist(), strict=True):
+            prompt, tail = self.prompts[owner], len(self.tails[owner])
+            more = tail if prompt in prompts else tail + len(prompt)
+            if parts[-1] > 0 and read + more > size:
                 parts.append(0)
-                room = size
-            parts[-1] += n
-            room -= n
+                read, prompts, more = 0, set(), tail + len(prompt)
+            parts[-1] += rows
+            read += more
+            prompts.add(prompt)
         return list(torch.split(index, parts))
 
     def rows(self, index: Tensor) -> tuple[Passes]:
