@@ -102,10 +102,15 @@ def test_evaluation_ids_are_checked_and_explicit():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_shipped_configs_load_as_they_are(path):
-    from vla_wmrl.cli import COMMANDS
+    from importlib import import_module
 
-    command = path.read_text().splitlines()[0].split("vla-wmrl ")[1].split()[0]
-    arguments.load(COMMANDS[command][0], [f"--config_path={path}"])
+    from vla_wmrl.cli import COMMANDS, TEXT_AGENTS
+
+    command, following = path.read_text().splitlines()[0].split("vla-wmrl ")[1].split()[:2]
+    known = COMMANDS
+    if command in TEXT_AGENTS:
+        known, command = import_module(TEXT_AGENTS[command]).COMMANDS, following
+    arguments.load(known[command][0], [f"--config_path={path}"])
 
 
 def test_help_shows_every_field_with_its_comment():

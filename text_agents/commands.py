@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from text_agents import config
 from vla_wmrl import arguments
@@ -15,8 +16,11 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "play": (config.PlayConfig, "text_agents.play", "main"),
     "replay": (config.ReplayConfig, "text_agents.replay", "main"),
     "triplets": (config.TripletsConfig, "text_agents.rwml.collect", "main"),
+    "rwml": (config.RwmlConfig, "text_agents.rwml.train", "main"),
     "calibrate-threshold": (config.CalibrateConfig, "text_agents.rwml.calibrate", "main"),
 }
+
+CONTINUES = ("rwml",)  # commands whose runs have checkpoints
 
 
 def usage() -> str:
@@ -36,5 +40,17 @@ def run(argv: Sequence[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, f"text {command}"))
         return 0
-    cfg = arguments.load(cls, rest)
+    cfg = _run_config(cls, rest) if command in CONTINUES else arguments.load(cls, rest)
     return getattr(importlib.import_module(module), function)(cfg) or 0
+
+
+def _run_config(cls: type, argv: Sequence[str]):
+    """The config of a run that may be a resumed one; its folder is checked. Raises UserError; touches no folder."""
+    from vla_wmrl.cli import check_output_dir, resume_config
+
+    _, texts = arguments.read_command_line(argv)
+    saved = Path(texts.get("output_dir", "")) / "config.yaml"
+    resumed = texts.get("resume", "false").lower() == "true" and "output_dir" in texts and saved.is_file()
+    cfg = resume_config(cls, argv, saved) if resumed else arguments.load(cls, argv)
+    check_output_dir(cfg.output_dir, cfg.resume)
+    return cfg

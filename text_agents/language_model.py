@@ -131,16 +131,19 @@ def sample(
     temperature: float = 1.0,
     seed: int = 0,
     keys: Sequence[int] | None = None,
+    copies: int = 1,
 ) -> list[Reply]:
-    """One reply to each prompt of token ids. temperature 0: the most likely token each time.
+    """`copies` replies to each prompt of token ids, those of one prompt in a row. temperature 0: the likeliest token.
 
     Every row has random numbers of its own, keyed by (seed, keys[i]) (default: its index), so that a row's reply does
-    not depend on the rows beside it; top_p is 1, so that log-probabilities are those of the full softmax.
+    not depend on the rows beside it; top_p is 1, so that log-probabilities are those of the full softmax. A prompt is
+    read once for all of its copies, and rows that have ended leave the batch.
     """
     import torch
 
     device = next(model.parameters()).device
-    keys = range(len(prompts)) if keys is None else keys
+    n = len(prompts) * copies
+    keys = range(n) if keys is None else keys
     rngs = [np.random.default_rng([seed, key]) for key in keys]
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), max(end_id, 0), dtype=torch.long, device=device)
@@ -148,11 +151,11 @@ def sample(
     for i, prompt in enumerate(prompts):  # on the left, so that all rows continue at the same column
         ids[i, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
         mask[i, width - len(prompt) :] = 1
-    replies = [Reply([], [], False) for _ in prompts]
-    done = np.zeros(len(prompts), dtype=bool)
+    replies = [Reply([], [], False) for _ in range(n)]
+    rows = list(range(n))  # the replies that still grow
     cache, step_ids = None, ids
     with torch.no_grad():
-        for _ in range(max_new_tokens):
+        for step in range(max_new_tokens):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -step_ids.shape[1] :]
             out = model(
                 step_ids,
@@ -162,20 +165,27 @@ def sample(
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache = out.past_key_values
-            logp = torch.log_softmax(out.logits[:, -1].float() / (temperature or 1.0), dim=-1)
-            picked = _pick(logp, temperature, rngs)
+            cache, logits = out.past_key_values, out.logits[:, -1]
+            if step == 0 and copies > 1:
+                cache.batch_repeat_interleave(copies)
+                logits, mask = logits.repeat_interleave(copies, dim=0), mask.repeat_interleave(copies, dim=0)
+            logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+            picked = _pick(logp, temperature, [rngs[row] for row in rows])
             chosen = logp.gather(1, picked[:, None])[:, 0].tolist()
-            for i, token in enumerate(picked.tolist()):
-                if not done[i]:
-                    replies[i].token_ids.append(token)
-                    replies[i].logp.append(chosen[i])
-                    if token == end_id:
-                        replies[i], done[i] = Reply(replies[i].token_ids, replies[i].logp, True), True
-            if done.all():
+            for row, token, value in zip(rows, picked.tolist(), chosen, strict=True):
+                replies[row].token_ids.append(token)
+                replies[row].logp.append(value)
+                if token == end_id:
+                    replies[row] = Reply(replies[row].token_ids, replies[row].logp, True)
+            going = [i for i, row in enumerate(rows) if not replies[row].ended]
+            if not going:
                 break
             step_ids = picked[:, None]
             mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
+            if len(going) < len(rows):
+                kept = torch.tensor(going, device=device)
+                cache.batch_select_indices(kept)
+                step_ids, mask, rows = step_ids[kept], mask[kept], [rows[i] for i in going]
     return replies
 
 

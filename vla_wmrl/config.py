@@ -98,7 +98,7 @@ class GrpoConfig:
     n_groups: int = 16  # groups a policy update, anchors included
     group_size: int = 8  # rollouts a group (G)
     epochs: int = 1  # passes over a step's rollouts; of lbfgs: iterations
-    minibatch_looks: int = 256  # looks a forward pass holds; memory only, the gradient is accumulated over the step
+    minibatch_looks: int = 256  # looks (text: tokens) a forward pass holds; memory only, the gradient is accumulated
     eps_low: float = 0.2  # clip of the ratio downwards
     eps_high: float = 0.28  # clip of the ratio upwards
     dual_clip: float | None = 3.0  # bound of the loss for negative advantages; null: none

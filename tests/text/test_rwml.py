@@ -116,6 +116,16 @@ def test_calibration_with_a_real_embedder_tells_states_apart(embedder):
     assert found.tau is None or 0 < found.tau <= 0.5
 
 
+def test_a_proposed_threshold_pays_nothing_for_phrases_without_facts(embedder):
+    """It proposed 0.35 for MiniLM, at which "you see nothing" was right nearly everywhere."""
+    things = ("book", "vase", "pen", "mug", "lamp", "egg")
+    states = [f"You arrive at shelf {i}. On the shelf {i}, you see a {a} {i}, and a {b} 2." for i, (a, b) in enumerate(
+        (a, b) for a in things for b in things if a < b)]  # fmt: skip
+    found, facts = calibrate.measure(states, embedder, pairs=40, precision=0.95)
+    assert facts["hollow_pairs"] == 15 and found.tau <= facts["hollow_distance_quantiles"]["0.5"]
+    assert calibrate.hollow("On the shelf 1, you see nothing.") is None and calibrate.hollow("Nothing happens.") is None
+
+
 def test_only_what_is_always_right_is_too_easy_and_a_missing_reward_does_not_count():
     table = np.array([[1, 1, 1], [1, 0, 1], [1, 1, np.nan], [np.nan] * 3])
     assert easy.flag(table).tolist() == [True, False, True, False]

@@ -49,6 +49,12 @@ def test_names_in_the_config_are_those_of_the_environments():
         (["text", "play", "--output_dir=x", "--data=no/such/folder"], "no folder"),
         (["text", "replay", "--output_dir=x", "--domains=retial"], "did you mean retail"),
         (["text", "replay", "--output_dir=x", "--solo"], "telecom only"),
+        (["text", "triplets", "--output_dir=x", "--env=tau2"], "--agent=walkthrough"),
+        (
+            ["text", "triplets", "--output_dir=x", "--env=tau2", "--agent=walkthrough", "--domains=retial"],
+            "did you mean retail",
+        ),
+        (["text", "rwml", "--triplets=no/such"], "--output_dir"),
         (["text", "calibrate-threshold"], "--triplets"),
         (["text", "calibrate-threshold", "--triplets=no/such"], "no triplets at"),
     ],
@@ -101,3 +107,11 @@ def test_a_replay_in_parts_is_the_replay_in_one(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["complete"] and summary["domains"]["telecom"]["tasks"] == summary["planned"] == 2
     assert summary["domains"]["telecom"]["reward_1"] == 2 and summary["domains"]["telecom"]["do_nothing_1"] == 0
+
+
+def test_triplets_of_tau2_come_from_the_tasks_own_actions_with_tools_masked(tmp_path):
+    argv = ["text", "triplets", "--env=tau2", "--agent=walkthrough", "--domains=retail", "--limit=3", "--val=0.3"]
+    assert cli.main([*argv, f"--output_dir={tmp_path / 'triplets'}"]) == 0
+    card = json.loads((tmp_path / "triplets" / "card.json").read_text())
+    assert card["source"]["env"] == "tau2" and card["source"]["tasks"] == 3
+    assert set(card["splits"]["train"]["kinds"]) == {"user", "tool"} and set(card["splits"]["train"]["envs"]) == {"tau2-retail"}

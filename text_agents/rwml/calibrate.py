@@ -1,7 +1,10 @@
 """A distance threshold for an embedder: how well does "nearer than tau_d" tell the true next state from another one?
 
-Precision is measured on pairs that should count (a state against itself retold, or itself) and pairs that should not (a
-state against one that came at another time). The proposal is the largest threshold that keeps the precision asked for.
+Precision is measured on pairs that should count (a state against itself retold, or itself) and on two kinds that should
+not: a state against one that came at another time, and against itself without what is seen in it. The latter is what a
+model predicts that knows the phrases and no facts: with MiniLM and RWML's 0.2, "You arrive at X. On the X, you see
+nothing." was right in 43 % of a random agent's steps (14 % at 0.1, where it is true). The proposal is the largest
+threshold that keeps the precision asked for against each kind.
 """
 
 from __future__ import annotations
@@ -85,22 +88,33 @@ PHRASES = (
 )  # fmt: skip
 
 
+def hollow(state: str) -> str | None:
+    """A state with its phrases and without what is seen in it; None where nothing is seen."""
+    head, see, tail = state.partition("you see ")
+    return f"{head}{see}nothing." if see and not tail.startswith("nothing") else None
+
+
 def measure(states: Sequence[str], embedder, pairs: int, precision: float, seed: int = 0) -> tuple[Threshold, dict]:
-    """(proposal, what it rests on): distances of states to themselves in other words, and to other states."""
+    """(proposal, what it rests on): distances of states to themselves in other words, to other states, and hollowed."""
     rng = np.random.default_rng(seed)
     different = sorted(set(states))
     other = shuffled_pairs(different, rng, pairs)
     same = [(s, retold(s, rng)) for s in (different[i] for i in rng.integers(len(different), size=pairs))]
     changed = [pair for pair in same if pair[0] != pair[1]]
-    near = embedder.distances(*zip(*(changed or same), strict=True))
-    far = embedder.distances(*zip(*other, strict=True))
+    hollowed = [(s, hollow(s)) for s in different if hollow(s) is not None][:pairs]
+    distances = {"retold": embedder.distances(*zip(*(changed or same), strict=True))}
+    distances["other"] = embedder.distances(*zip(*other, strict=True))
+    if hollowed:
+        distances["hollow"] = embedder.distances(*zip(*hollowed, strict=True))
     quantiles = (0.05, 0.25, 0.5, 0.75, 0.95)
-    facts = {
-        "states": len(different), "retold_pairs": len(near), "other_pairs": len(far),
-        "retold_distance_quantiles": dict(zip(map(str, quantiles), np.quantile(near, quantiles).round(4), strict=True)),
-        "other_distance_quantiles": dict(zip(map(str, quantiles), np.quantile(far, quantiles).round(4), strict=True)),
-    }  # fmt: skip
-    return propose(near, far, precision), facts
+    facts: dict = {"states": len(different)}
+    for kind, found in distances.items():
+        facts[f"{kind}_pairs"] = len(found)
+        facts[f"{kind}_distance_quantiles"] = dict(
+            zip(map(str, quantiles), np.quantile(found, quantiles).round(4), strict=True)
+        )
+    proposals = [propose(distances["retold"], distances[kind], precision) for kind in ("other", "hollow") if kind in distances]
+    return min(proposals, key=lambda p: -1.0 if p.tau is None else p.tau), facts
 
 
 def main(cfg) -> None:

@@ -1,16 +1,17 @@
-"""`vla-wmrl text triplets`: rollouts on ALFWorld, cut into (history, action, next state)."""
+"""`vla-wmrl text triplets`: rollouts on ALFWorld or tau2-bench, cut into (history, action, next state)."""
 
 from __future__ import annotations
 
 import json
 
-from text_agents import alfworld
+from text_agents import alfworld, tau2_data
 from text_agents.alfworld_games import NOTHING_HAPPENS, find_games, games_hash
 from text_agents.config import TripletsConfig
 from text_agents.play import make_agent
 from text_agents.rwml import triplets as data
 from text_agents.rwml.schema import mask_answer
 from text_agents.tau2 import REPLAY_STEPS, Tau2Env, Tau2Task, ground_truth_actions
+from vla_wmrl.progress import Progress
 
 
 def of_alfworld(game, episode: alfworld.Episode, rollout: int) -> list[data.Triplet]:
@@ -41,24 +42,42 @@ def of_tau2(task: Tau2Task, actions: list[str] | None = None, user=None, rollout
 
 
 def main(cfg: TripletsConfig) -> None:
-    games = find_games(cfg.split, cfg.data, limit=cfg.limit)
-    agent_for, model = make_agent(cfg.agent, cfg.model)
-    found = []
-    for i, game in enumerate(games, start=1):
-        for rollout in range(cfg.rollouts):
-            episode = alfworld.play(game, agent_for(game), cfg.split, cfg.seed * 1000 + rollout, cfg.max_steps)
-            found += of_alfworld(game, episode, rollout)
-        game.release()
-        if i % 20 == 0 or i == len(games):
-            print(f"{i}/{len(games)} games, {len(found)} triplets", flush=True)
+    found, source = _collect_tau2(cfg) if cfg.env == "tau2" else _collect_alfworld(cfg)
     unique = data.without_duplicates(found)
     kept = data.drop_invalid(unique, cfg.keep_invalid, cfg.seed)
     train, val = data.split_by_task(kept, cfg.val, cfg.seed)
-    source = {
-        "env": "alfworld", "split": cfg.split, "games": len(games), "games_hash": games_hash(games), "agent": cfg.agent,
-        "model": cfg.model.path if model else None, "rollouts": cfg.rollouts, "temperature": cfg.model.temperature,
-        "max_steps": cfg.max_steps, "seed": cfg.seed, "versions": alfworld.versions(), "triplets_before": len(found),
-        "duplicates_removed": len(found) - len(unique), "invalid_removed": len(unique) - len(kept),
-    }  # fmt: skip
-    source |= model.counts() if model else {}
+    source |= {"env": cfg.env, "agent": cfg.agent, "seed": cfg.seed, "triplets_before": len(found)}
+    source |= {"duplicates_removed": len(found) - len(unique), "invalid_removed": len(unique) - len(kept)}
     print(json.dumps(data.write(cfg.output_dir, {"train": train, "val": val}, source), indent=1))
+
+
+def _collect_alfworld(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
+    games = find_games(cfg.split, cfg.data, limit=cfg.limit)
+    agent_for, model = make_agent(cfg.agent, cfg.model)
+    found = []
+    with Progress(len(games), "games") as progress:
+        for game in games:
+            for rollout in range(cfg.rollouts):
+                episode = alfworld.play(game, agent_for(game), cfg.split, cfg.seed * 1000 + rollout, cfg.max_steps)
+                found += of_alfworld(game, episode, rollout)
+            game.release()
+            progress.update(1, f"{len(found)} triplets")
+    source = {
+        "split": cfg.split, "games": len(games), "games_hash": games_hash(games), "model": cfg.model.path if model else None,
+        "rollouts": cfg.rollouts, "temperature": cfg.model.temperature if model else None, "max_steps": cfg.max_steps,
+        "versions": alfworld.versions(),
+    }  # fmt: skip
+    return found, source | (model.counts() if model else {})
+
+
+def _collect_tau2(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
+    tasks = [Tau2Task(d, i) for d in cfg.domains for i in tau2_data.task_ids(d, cfg.task_split)][: cfg.limit]
+    found = []
+    with Progress(len(tasks), "tasks") as progress:
+        for task in tasks:
+            found += of_tau2(task)
+            progress.update(1, f"{len(found)} triplets")
+    return found, {
+        "split": cfg.task_split, "domains": cfg.domains, "tasks": len(tasks), "rollouts": 1, "user": "scripted",
+        "versions": tau2_data.versions(),
+    }  # fmt: skip

@@ -126,3 +126,10 @@ def read(folder: str | Path, split: str) -> list[Triplet]:
     if not rows or set(rows[0]) != names:
         raise UserError(f"{path} does not hold triplets of version {VERSION}: collect them again")
     return [Triplet(**row) for row in rows]
+
+
+def read_all(folder: str | Path) -> list[Triplet]:
+    """Triplets of all splits in a folder. Raises UserError where there are none."""
+    names = sorted(path.stem for path in Path(folder).glob("*.parquet"))
+    require(bool(names), f"no triplets at {folder}: collect some with `vla-wmrl text triplets`")
+    return [triplet for name in names for triplet in read(folder, name)]

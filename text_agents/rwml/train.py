@@ -1,0 +1,191 @@
+"""`vla-wmrl text rwml`: a language model learns what its actions lead to (RWML, arXiv 2602.05842, s2.2; and WM SFT).
+
+An update of `rwml`: a batch of triplets, G sampled predictions each, binarised rewards, advantages within each group, one
+step of the shared `Learner`. An update of `sft`: the same batch, one step towards the true next state behind an empty
+think block. Everything random is keyed by (seed, update, triplet of the batch, member), so a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import numpy as np
+import torch
+import transformers
+
+from text_agents.config import RwmlConfig
+from text_agents.language_policy import LanguagePolicy
+from text_agents.rwml import prompts, rewards, triplets
+from text_agents.rwml.evaluate import evaluate, held_out, prompt_ids
+from text_agents.rwml.triplets import Triplet
+from text_agents.transcripts import TokenRollout, Transcript
+from vla_wmrl import checkpoint, grpo
+from vla_wmrl.advantage import group_advantages
+from vla_wmrl.learner import Learner
+from vla_wmrl.policies.noise import generator, lineage
+from vla_wmrl.progress import Progress
+from vla_wmrl.tracking import Ledger, Tracker, start_run, write_json
+
+ORDER = 17  # part of the key of the triplets' order
+
+
+def batch_of(train: Sequence[Triplet], step: int, n: int, seed: int) -> list[Triplet]:
+    """The n triplets of update `step` (from 0): each pass has an order of its own; a function of (seed, step) only."""
+    chosen = []
+    for place in range(step * n, (step + 1) * n):
+        passed, index = divmod(place, len(train))
+        order = generator((seed, ORDER, passed)).permutation(len(train))
+        chosen.append(train[order[index]])
+    return chosen
+
+
+class RwmlTrainer:
+    """The objects of a run and its two kinds of update."""
+
+    def __init__(self, cfg: RwmlConfig, policy: LanguagePolicy, embedder: rewards.Embedder, train: Sequence[Triplet]):
+        self.cfg, self.policy, self.embedder, self.train = cfg, policy, embedder, train
+        self.learner = Learner(policy, cfg.grpo)
+        self.ledger = Ledger()
+        self.tau = {"alfworld": cfg.reward.tau, "user": cfg.reward.tau_user}
+
+    def step(self, step: int) -> dict[str, float]:
+        """One update; returns its metrics."""
+        batch = batch_of(self.train, step, self.cfg.grpo.n_groups, self.cfg.seed)
+        asked = [prompt_ids(self.policy, t, self.cfg) for t in batch]
+        ids = [p for p, _ in asked]
+        metrics = self._imitate(batch, ids) if self.cfg.method == "sft" else self._reinforce(step, batch, ids)
+        return metrics | {"data/dropped_turns": float(sum(d for _, d in asked))} | self.ledger.metrics()
+
+    def _reinforce(self, step: int, batch: Sequence[Triplet], ids: Sequence[list[int]]) -> dict[str, float]:
+        cfg, size = self.cfg, self.cfg.grpo.group_size
+        keys = [lineage(step, i, member) for i in range(len(batch)) for member in range(size)]
+        with self.ledger.phase("sample"):
+            replies = self.policy.sample(ids, size, cfg.model.max_new_tokens, cfg.seed, keys)
+        texts = [self.policy.chat.decode(reply.token_ids) for reply in replies]
+        with self.ledger.phase("reward"):
+            each = [t for t in batch for _ in range(size)]
+            r = rewards.rewards(texts, [t.next_state for t in each], [t.kind for t in each], self.embedder, self.tau)
+        r = r.reshape(len(batch), size)
+        advantages, zero_spread = group_advantages(r, np.isfinite(r), cfg.grpo.advantage_scale)
+        rollouts = []
+        for i, reply in enumerate(replies):
+            transcript = Transcript()
+            transcript.add_context(ids[i // size])
+            transcript.add_reply(reply.token_ids, reply.logp)
+            stop = "done" if reply.ended else "token_limit"
+            rollouts.append(transcript.finish(step * len(batch) + i // size, i % size, float(r.ravel()[i]), stop, step))
+        valid = np.array([x.valid for x in rollouts])
+        with self.ledger.phase("update"):
+            metrics = self.learner.update(rollouts, advantages.ravel(), valid, int(valid.sum()))
+        return {f"loss/{k}": v for k, v in metrics.items()} | {
+            "reward/mean": float(np.nanmean(r)),
+            "reward/best_of_group": float(np.nanmean(np.nanmax(r, axis=1))),
+            "adv/zero_spread": float(zero_spread.mean()),
+            "reply/tagged": float(np.mean([rewards.predicted_state(t) is not None for t in texts])),
+            "reply/ended": float(np.mean([reply.ended for reply in replies])),
+            "reply/tokens": float(np.mean([len(reply.token_ids) for reply in replies])),
+        }
+
+    def _imitate(self, batch: Sequence[Triplet], ids: Sequence[list[int]]) -> dict[str, float]:
+        """A step on the mean negative log-likelihood of the labels' tokens, each triplet weighing the same."""
+        learner, cfg = self.learner, self.cfg.grpo
+        labels = [self._label(t, p) for t, p in zip(batch, ids, strict=True)]
+        rows = self.policy.collate(labels, np.ones(len(batch)), np.ones(len(batch), bool))
+        weights = grpo.look_weights(rows.rollout, rows.mask, len(batch))
+        learner.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        with self.ledger.phase("update"):
+            for part in rows.split(torch.arange(len(rows.mask)), cfg.minibatch_looks):
+                loss = -(weights[part] * self.policy.log_prob(*rows.rows(part))).sum()
+                loss.backward()
+                total += loss.item()
+            norm = torch.nn.utils.clip_grad_norm_(learner.parameters, cfg.grad_clip)
+            learner.optimizer.step()
+        learner.updates += 1
+        return {"loss/nll": total, "loss/grad_norm": float(norm), "loss/looks": float(len(rows.mask))}
+
+    def _label(self, triplet: Triplet, prompt: list[int]) -> TokenRollout:
+        transcript = Transcript()
+        transcript.add_context(prompt)
+        text = self.policy.chat.neutral(prompts.sft_label(triplet))
+        ids = list(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        transcript.add_reply([*ids, self.policy.chat.end_id], [math.nan] * (len(ids) + 1))
+        return transcript.finish(0, 0, 1.0, "done")
+
+    def state_dict(self) -> dict:
+        return {"learner": self.learner.state_dict(), "ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.ledger.load_state_dict(state["ledger"])
+
+
+def planned_steps(cfg: RwmlConfig, n: int) -> int:
+    """Updates of a run on n triplets: `steps`, or as many as `passes` over them takes."""
+    return cfg.steps if cfg.steps is not None else math.ceil(cfg.passes * n / cfg.grpo.n_groups)
+
+
+def main(cfg: RwmlConfig) -> None:
+    transformers.utils.logging.set_verbosity_error()  # its bars and load reports would bury the run's own lines
+    transformers.utils.logging.disable_progress_bar()
+    train = triplets.read(cfg.triplets, "train")
+    held = held_out(cfg, train)
+    embedder = rewards.Embedder(cfg.reward.embedder, cfg.model.device)
+    policy = LanguagePolicy.from_pretrained(
+        cfg.start or cfg.model.path, device=cfg.model.device, dtype=cfg.dtype, temperature=cfg.model.temperature,
+        lora_rank=cfg.lora.rank, lora_alpha=cfg.lora.alpha, lora_targets=cfg.lora.targets, template=cfg.model.template,
+        seed=cfg.seed,
+    )  # fmt: skip
+    trainer, steps = RwmlTrainer(cfg, policy, embedder, train), planned_steps(cfg, len(train))
+    last = checkpoint.latest(cfg.output_dir) if cfg.resume else None
+    first = int(last.name) if last else 0
+    if last:
+        trainer.load_state_dict(checkpoint.load(last))
+    folder = start_run(cfg.output_dir, cfg, _manifest(train, held, policy, steps))
+    tracker = Tracker(folder, resume_step=first)
+
+    def assess(label: str) -> None:
+        found = evaluate(policy, held, embedder, cfg, folder / f"eval_{label}.jsonl", label)
+        write_json(folder / f"eval_{label}.json", found)
+        print(
+            f"{label}: accuracy {found['accuracy']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['n']}", flush=True
+        )
+
+    if cfg.eval.before and first == 0:
+        assess("before")
+    with Progress(steps, cfg.method, done=first) as progress:
+        for step in range(first, steps):
+            metrics = trainer.step(step)
+            tracker.log(step + 1, metrics)
+            if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
+                checkpoint.save(folder, step + 1, trainer.state_dict(), cfg.keep_checkpoints)
+            if cfg.eval.every and (step + 1) % cfg.eval.every == 0 and step + 1 < steps:
+                assess(f"{step + 1:06d}")
+            progress.update(1, _note(metrics))
+    tracker.close()
+    if steps > 0:
+        policy.save(folder / "model")
+        if cfg.eval.after:
+            assess("after")
+
+
+def _note(metrics: dict[str, float]) -> str:
+    if "loss/nll" in metrics:
+        return f"nll {metrics['loss/nll']:.3f}"
+    return f"reward {metrics['reward/mean']:.3f}, groups without contrast {metrics['adv/zero_spread']:.0%}"
+
+
+def _manifest(train: Sequence[Triplet], held: Sequence[Triplet], policy: LanguagePolicy, steps: int) -> dict:
+    def digest(some: Sequence[Triplet]) -> str:
+        return hashlib.sha256("\n".join(t.id for t in some).encode()).hexdigest()[:16]
+
+    return {
+        "steps": steps, "train_triplets": len(train), "train_digest": digest(train),
+        "held_out_triplets": len(held), "held_out_digest": digest(held),
+        "held_out_tasks": len({(t.env, t.task_id) for t in held}),
+        "trained_weights": sum(p.numel() for _, p in policy.parameters_to_train()),
+        "versions": {name: version(name) for name in ("torch", "transformers", "peft", "sentence-transformers")},
+    }  # fmt: skip
