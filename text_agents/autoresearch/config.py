@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_wmrl.errors import require
+from vla_wmrl.errors import nearest, require
+
+PREDICTORS = ("majority", "complexity", "text", "boosting", "forest")  # of `research fidelity`
 
 
 @dataclass
@@ -81,8 +83,12 @@ class ResearchFidelityConfig:
 
     data: str | None = None  # file of benchmarks/research_fidelity.py (JSON lines)
     output: str | None = None  # also write the figures here, as JSON
-    predictor: Literal["majority", "complexity", "text"] = "text"  # text: fitted to words of the other tasks' programs
+    predictor: list[str] = field(default_factory=lambda: ["text", "boosting", "forest"])  # beside majority and complexity
+    bootstrap: int = 300  # draws of whole tasks for the intervals; 0: none
     seed: int = 0
 
     def validate(self) -> None:
         require(self.data is not None, "no data: pass --data=FILE made by benchmarks/research_fidelity.py")
+        for name in self.predictor:
+            require(name in PREDICTORS, f"unknown predictor {name!r}{nearest(name, PREDICTORS)}")
+        require(self.bootstrap >= 0, f"bootstrap={self.bootstrap}: use 0 for no intervals")
