@@ -99,12 +99,13 @@ def test_the_agent_reads_one_outcome_drawn_from_the_prediction_and_is_paid_its_e
     assert {v.status for v in verdicts} == {"valid", "runtime_error"}
     assert {v.reward for v in verdicts} == {prediction.reward}
     assert all((v.rank == 0.75) == (v.status == "valid") for v in verdicts)
-    assert judge([task] * 400, texts("ridge") * 400, KEYS)[:9] == verdicts[:9] or np.isnan(verdicts[0].rank)
+    again = judge([task] * 400, texts("ridge") * 400, KEYS)
+    assert [v.status for v in again] == [v.status for v in verdicts], "the draw is keyed"
 
 
 def test_a_missing_prediction_is_a_missing_reward(task):
     judge = judges.WorldJudge(Oracle(None), "brief")
-    [verdict] = judge([task], texts("ridge"), KEYS)
+    [verdict] = judge([task], texts("ridge"), KEYS[:1])
     assert verdict.status == "ungraded" and np.isnan(verdict.reward) and judge.missing == 1
 
 

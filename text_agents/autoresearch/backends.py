@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from vla_wmrl.errors import UserError, require
-from vla_wmrl.world_model.language import LanguageModel
 
 
 class TransformersBackend:
@@ -30,36 +29,39 @@ class TransformersBackend:
         self.temperature, self.seed, self.calls = temperature, seed, 0
         self.context_tokens = int(getattr(self.model.config, "max_position_embeddings", 2048))
 
-    def ids(self, prompt: str) -> list[int]:
-        """Tokens of a user's message, ready for the reply."""
-        messages = [{"role": "user", "content": prompt}]
+    def ids(self, messages: list[dict]) -> list[int]:
+        """Tokens of a conversation, ready for the reply."""
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def count_tokens(self, text: str) -> int:
-        return len(self.ids(text))
+        return len(self.ids(_said(text)))
 
     def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
         """Replies, one a prompt. The schema is not enforced here: broken answers are the caller's to count."""
+        return self.chat([_said(p) for p in prompts], max_tokens)
+
+    def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
+        """Replies to conversations of {"role", "content"}."""
         from text_agents.language_model import sample
 
         self.calls += 1  # so that a second try of the same prompt is another one
         end = self.tokenizer.eos_token_id
-        tokens = [self.ids(p) for p in prompts]
+        tokens = [self.ids(c) for c in conversations]
         replies = sample(self.model, tokens, end, max_tokens, self.temperature, seed=self.seed + self.calls)
         return [self.tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in replies]
 
     def choice_logprobs(self, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray:
         """Log-probabilities [n, k] of k choices (each up to its closing quote) as the beginning of a reply.
 
-        A prompt's text after its last blank line counts as begun reply where it starts with "{".
+        What follows a prompt's last line break counts as the reply's beginning where it starts with "{".
         """
         import torch
 
         rows = np.zeros((len(prompts), len(choices)))
         for i, prompt in enumerate(prompts):
             message, begun = _begun_reply(prompt)
-            head = self.ids(message) + list(self.tokenizer(begun, add_special_tokens=False)["input_ids"])
+            head = self.ids(_said(message)) + list(self.tokenizer(begun, add_special_tokens=False)["input_ids"])
             for j, choice in enumerate(choices):
                 tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
                 with torch.no_grad():
@@ -67,6 +69,10 @@ class TransformersBackend:
                 logp = torch.log_softmax(logits, -1)
                 rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
         return rows
+
+
+def _said(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
 
 
 def _begun_reply(prompt: str) -> tuple[str, str]:
@@ -107,7 +113,7 @@ class ServerBackend:
     def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
         """Replies, one a prompt; an empty one where the server gave none."""
         with ThreadPoolExecutor(self.parallel) as pool:
-            return list(pool.map(lambda p: self._one([{"role": "user", "content": p}], schema, max_tokens), prompts))
+            return list(pool.map(lambda p: self._one(_said(p), schema, max_tokens), prompts))
 
     def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
         """Replies to conversations of {"role", "content"}."""
@@ -122,6 +128,6 @@ class ServerBackend:
         return str((choices[0].get("message") or {}).get("content") or "")
 
 
-def language_backend(path: str | None, url: str | None) -> LanguageModel:
+def language_backend(path: str | None, url: str | None) -> TransformersBackend | ServerBackend:
     """The backend of a config: a server where `url` is given, else a local model."""
     return ServerBackend(url, path) if url else TransformersBackend(path)

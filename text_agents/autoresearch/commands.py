@@ -92,9 +92,9 @@ def limits_of(sandbox: config.SandboxConfig):
 
 
 def run_one(cfg: config.ResearchRunConfig) -> int:
-    from text_agents.autoresearch import embedded
+    from text_agents.autoresearch import embedded, scoring
     from text_agents.autoresearch.execute import execute
-    from text_agents.autoresearch.render import Facts, facts_of
+    from text_agents.autoresearch.render import code_facts, facts_of
     from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
@@ -103,7 +103,7 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
     text = path.read_text(encoding="utf-8", errors="replace")
     task = load_task(cfg.task_dir, cfg.metric) if cfg.task_dir else embedded.load(cfg.task, embedded.cache_folder())
     mode = "pipeline" if path.suffix == ".json" else "code"
-    facts = facts_of(task) if mode == "pipeline" else Facts(task.kind, task.id_column, "", tuple(task.target), False)
+    facts = facts_of(task) if mode == "pipeline" else code_facts(task)
     with Sandbox({task.name: task.public}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         done = execute(task, facts, [f"```python\n{text}\n```" if mode == "code" else text], mode, sandbox)[0]
     if cfg.show_code:
@@ -111,6 +111,8 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
     print(f"status   {done.status}\nreward   {done.reward:.4f}\nfeedback {done.feedback}")
     if done.status == "valid":
         print(f"medal    {done.medal or 'none'}")
+        for name, board in task.boards.items():
+            print(f"{name} board\n{scoring.around(done.score, board, task.metric.higher_is_better)}")
     print(f"sandbox  {done.sandbox_s:.2f} s ({done.cpu_s:.2f} s of computing)")
     return 0
 
@@ -131,13 +133,13 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
     folder.mkdir(parents=True, exist_ok=True)
     done = {r["task"] for r in rows}
-    agent = SpecAgent(cfg.agent, cfg.seed)
+    agent = chat_agent(cfg) if cfg.agent == "chat" else SpecAgent(cfg.agent, cfg.seed)
     with Sandbox({n: t.public for n, (t, _) in found.items()}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         for number, (name, (task, held_out)) in enumerate(found.items(), 1):
             if name in done:
                 continue
             started = time.monotonic()
-            group = run_group(task, agent, cfg.episodes, sandbox, turns=cfg.turns)
+            group = run_group(task, agent, cfg.episodes, sandbox, cfg.mode, cfg.turns)
             wall = time.monotonic() - started
             new = [
                 {"arm": cfg.agent, "seed": cfg.seed, "task": name, "held_out": held_out, "member": t.member,
@@ -154,6 +156,13 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     print(leaderboard(summary))
     return 0
+
+
+def chat_agent(cfg: config.ResearchEvalConfig):
+    from text_agents.autoresearch.backends import language_backend
+    from text_agents.autoresearch.chat_agent import ChatAgent
+
+    return ChatAgent(language_backend(cfg.model, cfg.url), cfg.max_tokens)
 
 
 def task_names(names: Sequence[str]) -> list[str]:

@@ -63,7 +63,11 @@ class ResearchEvalConfig:
     output_dir: str | None = None  # results folder
     resume: bool = False  # keep the trajectories that output_dir already holds and run the rest
     seed: int = 0
-    agent: Literal["random", "sound", "search"] = "sound"  # of specifications: any, without known mistakes, local search
+    agent: Literal["random", "sound", "search", "chat"] = "sound"  # specifications: any, sound, local search; chat: a model
+    mode: Literal["pipeline", "code"] = "pipeline"  # chat: it writes specifications, or whole programs
+    model: str | None = None  # chat: checkpoint folder or name; null: the packaged SmolLM2-135M, or the server's first
+    url: str | None = None  # chat: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
+    max_tokens: int = 2048  # chat: of an answer
     tasks: list[str] = field(default_factory=lambda: ["held_out"])  # names, or train, held_out, all
     task_dirs: list[str] = field(default_factory=list)  # task folders, held out
     episodes: int = 4  # trajectories a task
@@ -74,6 +78,9 @@ class ResearchEvalConfig:
         require(self.output_dir is not None, "no folder for the results: pass --output_dir=FOLDER")
         require(len(self.tasks) + len(self.task_dirs) > 0, "no task: pass --tasks or --task_dirs")
         require(self.episodes >= 1 and self.turns >= 1, "episodes and turns start at 1")
+        require(self.max_tokens >= 16, f"max_tokens={self.max_tokens} leaves no room for an answer")
+        chatting = self.agent == "chat" or (self.mode == "pipeline" and self.model is None and self.url is None)
+        require(chatting, f"agent={self.agent} writes specifications by itself: mode, model and url belong to --agent=chat")
         self.sandbox.validate()
 
 

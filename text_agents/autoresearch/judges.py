@@ -132,6 +132,8 @@ class PastOutcomes:
         self.rows, self.folds, self.form = rows, folds, form
         self.fold = {name: i % folds for i, name in enumerate(sorted(tasks))}
         self.models_: dict[int, OutcomeModel] = {}
+        # what the past cost the sandbox: once, for every run that uses it
+        self.seconds = float(rows["cpu_s"].sum()) if "cpu_s" in rows.columns else 0.0
 
     def predict(self, cases: Sequence[Case]) -> list[Prediction | None]:
         found: list[Prediction | None] = [None] * len(cases)

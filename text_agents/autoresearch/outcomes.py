@@ -156,7 +156,7 @@ class OutcomeModel:
         for row in facts:
             for name in row:
                 counts[name] = counts.get(name, 0) + 1
-        self.names_ = {name for name, n in counts.items() if n >= MIN_PROGRAMS}
+        self.names_ = {name for name, n in counts.items() if n >= min(MIN_PROGRAMS, len(kept))}
         self.vectors_ = DictVectorizer(sparse=False, dtype=np.float32)
         X = self.vectors_.fit_transform([{k: v for k, v in row.items() if k in self.names_} for row in facts])
         status = np.array([statuses[i] for i in kept], object)
@@ -195,7 +195,8 @@ def _spread(model, X: np.ndarray, names: Sequence[str]) -> np.ndarray:
 def prediction_of(p_status: np.ndarray, p_bucket: np.ndarray) -> Prediction:
     """A prediction with the two likeliest statuses of p_status [4] and the likeliest bucket of p_bucket [4]."""
     bucket = BUCKETS[int(np.argmax(p_bucket))]
-    named = [STATUSES[i] for i in np.argsort(-p_status, kind="stable")[:2]]
+    # among equals the later one of the ladder: what the compile gate has let through is hardly malformed
+    named = [STATUSES[i] for i in sorted(range(4), key=lambda i: (-p_status[i], -i))[:2]]
     outcomes = []
     for status in named:
         own = bucket if status == "valid" else None

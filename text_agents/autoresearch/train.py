@@ -163,6 +163,8 @@ class Run:
     def run(self) -> None:
         cfg = self.cfg
         done = self.load()
+        if self.world is not None and done == 0:
+            self.loop.ledger.add_worker_seconds("sandbox_past", getattr(self.world.predictor, "seconds", 0.0))
         if cfg.eval.before and done == 0:
             self.evaluate("eval_before")
         log = cfg.log
