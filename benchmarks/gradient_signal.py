@@ -29,7 +29,7 @@ from sim.launch import Run
 from sim.rewards import branch_reward
 from vla_wmrl import arguments, grpo
 from vla_wmrl.config import TrainConfig
-from vla_wmrl.learner import Learner, flatten
+from vla_wmrl.learner import Learner
 from vla_wmrl.tracking import write_json
 from vla_wmrl.types import Rollout
 
@@ -41,7 +41,7 @@ BOOTSTRAP = 1000
 def gradient(learner: Learner, group: Group, reward: Reward) -> torch.Tensor:
     """[P] float32: gradient of the GRPO objective of one group, every rollout weighing the same."""
     rewards = np.array([reward(r) for r in group])
-    looks = flatten(group, rewards - rewards.mean(), np.ones(len(group), bool))
+    looks = learner.policy.collate(group, rewards - rewards.mean(), np.ones(len(group), bool))
     live = torch.nonzero(looks.mask).flatten()
     if len(live) == 0:
         return torch.zeros(sum(p.numel() for p in learner.parameters))

@@ -80,8 +80,7 @@ def look_weights(rollout: Tensor, mask: Tensor, n_rollouts: int | None = None) -
 def check_first_ratio(log_ratio: Tensor, mask: Tensor | None = None, tol: float = 1e-5) -> float:
     """Largest |log ratio| over [B] (of masked-in rows); raises RatioMismatch above `tol` or when not finite.
 
-    Before the first update the policy that re-scores is the one that sampled. tol 1e-5 is for float32, 1e-2 for
-    bfloat16.
+    Before the first update the policy that re-scores is the one that sampled. tol: `ratio_tolerance` of its dtype.
     """
     rows = log_ratio.detach() if mask is None else log_ratio.detach()[mask.bool()]
     if not rows.numel():
@@ -93,6 +92,11 @@ def check_first_ratio(log_ratio: Tensor, mask: Tensor | None = None, tol: float 
             "under other conditions than sampled (dtype, batch shape, dropout, noise, mask): recompute the old ones too"
         )
     return worst
+
+
+def ratio_tolerance(dtype: torch.dtype) -> float:
+    """What `check_first_ratio` allows a network that computes in `dtype`: 1e-5 in float32, 1e-2 in 16 bits."""
+    return 1e-5 if torch.finfo(dtype).bits >= 32 else 1e-2
 
 
 def grpo_loss(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,75 +11,37 @@ from torch import Tensor
 
 from vla_wmrl import grpo
 from vla_wmrl.config import GrpoConfig
-from vla_wmrl.policies.base import NO_SDE_STEP, Policy
-from vla_wmrl.types import Rollout
+from vla_wmrl.policies.base import Batch, Trainable
 
 MAX_HALVINGS = 8
-
-
-@dataclass(frozen=True)
-class Looks:
-    """All looks of a batch of rollouts, flattened. B looks, H control steps a chunk."""
-
-    inputs: dict[str, Tensor]  # each [B, ...]
-    chain: Tensor  # [B, N + 1, H, A]
-    sde_step: Tensor  # [B]
-    executed: Tensor  # [B, H] bool
-    rollout: Tensor  # [B] index into the rollouts
-    advantage: Tensor  # [B] float64, the rollout's
-    mask: Tensor  # [B] bool, looks that carry gradient
-
-    def rows(self, index: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """What `Policy.log_prob` takes, for some looks."""
-        picked = {k: v[index] for k, v in self.inputs.items()}
-        return picked, self.chain[index], self.sde_step[index], self.executed[index]
-
-
-def flatten(rollouts: Sequence[Rollout], advantages: np.ndarray, valid: np.ndarray) -> Looks:
-    """Looks of `rollouts` with `advantages` [R]; a rollout that is not `valid` [R], or has advantage 0, is masked.
-
-    Advantage 0 adds nothing to the gradient; leaving its looks out of the forward pass changes no other weight, since
-    `Learner.update` divides by the number of valid rollouts.
-    """
-    count = [r.looks for r in rollouts]
-    owner = np.repeat(np.arange(len(rollouts)), count)
-    live = valid & (advantages != 0.0)
-    return Looks(
-        inputs={k: torch.from_numpy(np.concatenate([r.inputs[k] for r in rollouts])) for k in rollouts[0].inputs},
-        chain=torch.from_numpy(np.concatenate([r.chain for r in rollouts])),
-        sde_step=torch.from_numpy(np.concatenate([r.sde_step for r in rollouts])),
-        executed=torch.from_numpy(np.concatenate([r.executed for r in rollouts])),
-        rollout=torch.from_numpy(owner),
-        advantage=torch.from_numpy(advantages[owner]),
-        mask=torch.from_numpy(
-            live[owner] & np.concatenate([r.executed.any(1) & (r.sde_step != NO_SDE_STEP) for r in rollouts])
-        ),
-    )
 
 
 class Learner:
     """The policy's optimiser and the GRPO update on it."""
 
-    def __init__(self, policy: Policy, cfg: GrpoConfig):
+    def __init__(self, policy: Trainable, cfg: GrpoConfig):
         self.policy, self.cfg = policy, cfg
         self.parameters = [p for _, p in policy.parameters_to_train()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=cfg.lr, weight_decay=cfg.weight_decay, betas=(0.9, 0.95))
-        self.reference: list[Tensor] | None = [p.detach().clone() for p in self.parameters] if cfg.kl_beta > 0 else None
+        copied = cfg.kl_beta > 0 and policy.without_adapter() is None
+        self.reference: list[Tensor] | None = [p.detach().clone() for p in self.parameters] if copied else None
         self.updates = 0
 
-    def update(self, rollouts: Sequence[Rollout], advantages: np.ndarray, valid: np.ndarray, n_rollouts: int) -> dict:
+    def update(self, rollouts: Sequence[Any], advantages: np.ndarray, valid: np.ndarray, n_rollouts: int) -> dict:
         """One update per epoch from R rollouts with advantages [R] (fusion factors included) and valid [R].
+
+        rollouts: of the kind that the policy collates. Looks are its rows: of a language model, sampled tokens.
 
         n_rollouts: what the average over rollouts divides by. Returns metrics; with no advantage at all, no step is taken.
         Raises RatioMismatch when re-scoring does not reproduce itself before the first step.
         """
-        looks = flatten(rollouts, advantages, valid)
+        looks = self.policy.collate(rollouts, advantages, valid)
         weights = grpo.look_weights(looks.rollout, looks.mask, n_rollouts)
         live = torch.nonzero(looks.mask).flatten()
         metrics = {"looks": float(len(live)), "looks_skipped": float(len(looks.mask) - len(live)), "skipped": 0.0}
         if len(live) == 0:
             return metrics | {"skipped": 1.0}
-        parts = list(torch.split(live, self.cfg.minibatch_looks))
+        parts = looks.split(live, self.cfg.minibatch_looks)
         with torch.no_grad():
             # Scored again under the update's own batch shapes: the sampler's batches round differently.
             old = [self.policy.log_prob(*looks.rows(part)) for part in parts]
@@ -92,7 +54,7 @@ class Learner:
         return metrics
 
     @torch.no_grad()
-    def _shorten(self, looks: Looks, part: Tensor, old: Tensor, before: list[Tensor]) -> dict[str, float]:
+    def _shorten(self, looks: Batch, part: Tensor, old: Tensor, before: list[Tensor]) -> dict[str, float]:
         """Halves the step that was just taken until the policy moved by at most `target_kl` nats a look.
 
         A chunk's log-probability sums over dozens of precise elements, so a step that is small in the weights can be far
@@ -109,13 +71,13 @@ class Learner:
             self._lend([b + scale * (a - b) for a, b in zip(after, before, strict=True)])
         return {"kl_step": kl, "step_scale": scale}
 
-    def _epoch(self, looks: Looks, weights: Tensor, parts: list[Tensor], old, reference, first: bool) -> dict:
+    def _epoch(self, looks: Batch, weights: Tensor, parts: list[Tensor], old, reference, first: bool) -> dict:
         self.optimizer.zero_grad(set_to_none=True)
         cfg, collected = self.cfg, []
         for i, part in enumerate(parts):
             logp = self.policy.log_prob(*looks.rows(part))
             if first:
-                grpo.check_first_ratio(grpo.log_ratio(logp, old[i]))
+                grpo.check_first_ratio(grpo.log_ratio(logp, old[i]), tol=grpo.ratio_tolerance(self.policy.dtype))
             loss, part_metrics = grpo.grpo_loss(
                 logp, old[i], looks.advantage[part], weights[part], eps_low=cfg.eps_low, eps_high=cfg.eps_high,
                 dual_clip=cfg.dual_clip, logp_ref=None if reference is None else reference[i], kl_coef=cfg.kl_beta,
@@ -126,10 +88,13 @@ class Learner:
         self.optimizer.step()
         return grpo.merge_metrics(collected) | {"grad_norm": float(norm)}
 
-    def _reference_log_prob(self, looks: Looks, parts: list[Tensor]) -> list[Tensor] | None:
-        """Log-probabilities under the first policy, whose weights are lent to the network meanwhile."""
-        if self.reference is None:
+    def _reference_log_prob(self, looks: Batch, parts: list[Tensor]) -> list[Tensor] | None:
+        """Log-probabilities under the first policy: without the adapter, or with its weights lent to the network."""
+        if self.cfg.kl_beta == 0:
             return None
+        if self.reference is None:
+            with self.policy.without_adapter():
+                return [self.policy.log_prob(*looks.rows(part)) for part in parts]
         now = [p.detach().clone() for p in self.parameters]
         self._lend(self.reference)
         scored = [self.policy.log_prob(*looks.rows(part)) for part in parts]

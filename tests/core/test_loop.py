@@ -10,7 +10,8 @@ from vla_wmrl import grpo
 from vla_wmrl.config import GrpoConfig, TrainConfig
 from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.fusion import Fusion
-from vla_wmrl.learner import Learner, flatten
+from vla_wmrl.learner import Learner
+from vla_wmrl.policies.chunks import ChunkPolicy
 from vla_wmrl.tracking import Ledger
 from vla_wmrl.train import Loop
 from vla_wmrl.types import Rollout, Start
@@ -18,7 +19,7 @@ from vla_wmrl.types import Rollout, Start
 LOOKS, HORIZON, DIM = 3, 4, 2
 
 
-class Gaussian:
+class Gaussian(ChunkPolicy):
     """Chunks around a linear function of the input, with unit variance."""
 
     def __init__(self):
@@ -156,7 +157,7 @@ def test_a_rollout_weighs_the_same_however_long_and_unexecuted_steps_weigh_nothi
     gradients = []
     for first in (short, long):
         learner.optimizer.zero_grad()
-        looks = flatten([first, other], np.array([1.0, -1.0]), np.array([True, True]))
+        looks = policy.collate([first, other], np.array([1.0, -1.0]), np.array([True, True]))
         w = grpo.look_weights(looks.rollout, looks.mask, 2)
         logp = policy.log_prob(looks.inputs, looks.chain, looks.sde_step, looks.executed)
         grpo.grpo_loss(logp, logp.detach(), looks.advantage, w)[0].backward()

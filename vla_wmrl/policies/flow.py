@@ -38,6 +38,7 @@ from transformers import DynamicCache
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io
 from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP, ChunkSample
+from vla_wmrl.policies.chunks import ChunkPolicy
 from vla_wmrl.policies.exploration import SmoothNoise
 from vla_wmrl.policies.noise import INITIAL, SDE, choice, noise
 from vla_wmrl.policies.traced import Traced
@@ -62,7 +63,7 @@ def gaussian_log_prob(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.where(std > 0, value, torch.zeros_like(value))
 
 
-class FlowPolicy:
+class FlowPolicy(ChunkPolicy):
     """A lerobot SmolVLAPolicy with its processors, sampled with stored chains and scored again by GRPO."""
 
     def __init__(
@@ -98,6 +99,7 @@ class FlowPolicy:
         self.smooth = SmoothNoise(components, self.n_action_steps, self.horizon, scale, self.padded_dim)
         self.cameras = tuple(config.image_features)
         self.device = next(policy.parameters()).device
+        self.dtype = min((p.dtype for p in policy.parameters()), key=lambda dtype: dtype.itemsize)
         self._tokens: dict[str, tuple[Tensor, Tensor]] = {}
         self._normaliser = next(step for step in before.steps if isinstance(step, NormalizerProcessorStep))
         renames = [step.rename_map for step in before.steps if isinstance(step, RenameObservationsProcessorStep)]
