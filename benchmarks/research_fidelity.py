@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True)
     parser.add_argument("--per_task", type=int, default=40)
+    parser.add_argument("--round", type=int, default=10, help="solutions of every task before any task has more")
     parser.add_argument("--tasks", nargs="*", default=list(embedded.NAMES))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cpu_s", type=int, default=20)
@@ -40,22 +41,25 @@ def main() -> None:
     file = JsonLines(path)
     with Sandbox({n: t.public for n, t in tasks.items()}, limits, args.workers) as sandbox:
         for name, task in tasks.items():
-            facts = facts_of(task)
             if name not in told:
                 texts = {"description": task.description, "inventory": task.inventory(), "brief": brief(limits)}
                 file.write({"task": name, "held_out": embedded.source(name).held_out, **texts})
-            seed = args.seed * 1000 + embedded.ALL_NAMES.index(name)
-            waiting = [(i, s) for i, s in enumerate(generate(facts, args.per_task, seed)) if (name, i) not in done]
-            for at in range(0, len(waiting), args.workers):
-                part = waiting[at : at + args.workers]
-                outcomes = execute(task, facts, [f"```python\n{s.code}```" for _, s in part], "code", sandbox)
-                for (i, solution), o in zip(part, outcomes, strict=True):
-                    file.write({
-                        "task": name, "id": i, "source": solution.source, "code": solution.code, "status": o.status,
-                        "reward": o.reward, "score": o.score, "rank": o.rank, "error_type": o.error_type,
-                        "error_line": o.error_line, "sandbox_s": round(o.sandbox_s, 3), "cpu_s": round(o.cpu_s, 3),
-                    })  # fmt: skip
-            print(f"{name}: {len(waiting)} run", flush=True)
+        for upto in [*range(args.round, args.per_task, args.round), args.per_task]:
+            for name, task in tasks.items():
+                facts = facts_of(task)
+                seed = args.seed * 1000 + embedded.ALL_NAMES.index(name)
+                waiting = [(i, s) for i, s in enumerate(generate(facts, upto, seed)) if (name, i) not in done]
+                for at in range(0, len(waiting), args.workers):
+                    part = waiting[at : at + args.workers]
+                    outcomes = execute(task, facts, [f"```python\n{s.code}```" for _, s in part], "code", sandbox)
+                    for (i, solution), o in zip(part, outcomes, strict=True):
+                        done.add((name, i))  # an ungraded one is for the next call
+                        file.write({
+                            "task": name, "id": i, "source": solution.source, "code": solution.code, "status": o.status,
+                            "reward": o.reward, "score": o.score, "rank": o.rank, "error_type": o.error_type,
+                            "error_line": o.error_line, "sandbox_s": round(o.sandbox_s, 3), "cpu_s": round(o.cpu_s, 3),
+                        })  # fmt: skip
+                print(f"{name}: {len(waiting)} run, {upto} in all", flush=True)
 
 
 if __name__ == "__main__":
