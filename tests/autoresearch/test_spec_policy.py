@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from text_agents.autoresearch import vocabulary
+from text_agents.autoresearch.episode import Trajectory
+from text_agents.autoresearch.execute import Executed
 from text_agents.autoresearch.pipeline import COMMON, PARAMS, choices, from_choices, sample, to_choices
+from text_agents.autoresearch.policy_agent import PolicyAgent, tokens_of
 from text_agents.autoresearch.spec_policy import FACTS, INPUTS, SpecPolicy, State
 from vla_wmrl.errors import UserError
 
@@ -104,6 +107,21 @@ def test_rollouts_without_advantage_or_reward_carry_no_gradient():
     parts = batch.split(torch.nonzero(batch.mask).flatten(), 4)
     assert sum(len(p) for p in parts) == lengths[0]
     assert made.log_prob(*batch.rows(parts[0])).requires_grad
+
+
+def test_as_an_agent_it_has_seen_what_its_rollouts_would_have_seen():
+    state, rng = states(2)[1], np.random.default_rng(3)
+    history = Trajectory("t", 1)
+    for status, rank, reward in (("valid", 0.4, 0.7), ("runtime_error", float("nan"), 0.1)):
+        spec = sample("regression", rng)
+        tokens = tokens_of(spec.to_json(), "regression")
+        assert [vocabulary.TOKENS[i][1] for i in tokens] == to_choices(spec)
+        history.texts.append(spec.to_json())
+        history.turns.append(Executed(status, reward, "", "", rank=rank))
+        state.see(tokens, status, rank, reward)
+    agent = PolicyAgent(policy(), {"t": state.task}, seed=5)
+    np.testing.assert_array_equal(agent.state(history, "regression").vector(), state.vector())
+    assert agent.act("", [history], "regression") == agent.act("", [Trajectory("t", 0), history], "regression")[1:]
 
 
 def test_a_saved_policy_is_the_same_and_a_foreign_folder_is_one_clear_line(tmp_path):

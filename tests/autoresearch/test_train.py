@@ -151,6 +151,21 @@ def test_learning_raises_the_reward_of_real_execution(run):
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.02
 
 
+@needs_bwrap
+def test_an_update_runs_in_the_real_sandbox_and_again_from_its_memory(tasks, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "collect_tasks", lambda cfg: tasks)
+    sizes = ["--grpo.n_groups=2", "--grpo.group_size=2", "--turns=1", "--eval.episodes=1", "--eval.before=false"]
+    argv = ["research", "train", "--arm=real", "--steps=1", f"--memory={tmp_path / 'memory.jsonl'}", *sizes]
+    assert cli.main([*argv, f"--output_dir={tmp_path / 'first'}"]) == 0, capsys.readouterr().err
+    assert "second" in capsys.readouterr().out
+    known = read_jsonl(tmp_path / "memory.jsonl")
+    assert cli.main([*argv, f"--output_dir={tmp_path / 'again'}"]) == 0, capsys.readouterr().err
+    assert read_jsonl(tmp_path / "memory.jsonl") == known and 2 <= len(known) <= 5
+    first, again = (json.loads((tmp_path / name / "ledger.json").read_text()) for name in ("first", "again"))
+    spent = "worker_time/sandbox_anchors_s"
+    assert first[spent] == again[spent] > 0, "what is remembered still counts"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

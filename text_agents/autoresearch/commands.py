@@ -119,7 +119,7 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
 
 def evaluate(cfg: config.ResearchEvalConfig) -> int:
     from text_agents.autoresearch import embedded
-    from text_agents.autoresearch.episode import SpecAgent, run_group
+    from text_agents.autoresearch.episode import run_group
     from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
@@ -131,9 +131,9 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     found = {name: (embedded.load(name, embedded.cache_folder()), embedded.source(name).held_out) for name in chosen}
     found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
-    folder.mkdir(parents=True, exist_ok=True)
     done = {r["task"] for r in rows}
-    agent = chat_agent(cfg) if cfg.agent == "chat" else SpecAgent(cfg.agent, cfg.seed)
+    agent = make_agent(cfg, [task for task, _ in found.values()])
+    folder.mkdir(parents=True, exist_ok=True)
     with Sandbox({n: t.public for n, (t, _) in found.items()}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         for number, (name, (task, held_out)) in enumerate(found.items(), 1):
             if name in done:
@@ -158,11 +158,23 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     return 0
 
 
-def chat_agent(cfg: config.ResearchEvalConfig):
-    from text_agents.autoresearch.backends import language_backend
-    from text_agents.autoresearch.chat_agent import ChatAgent
+def make_agent(cfg: config.ResearchEvalConfig, tasks: Sequence):
+    """The agent of a config; `tasks` are those it will be asked about."""
+    if cfg.agent == "chat":
+        from text_agents.autoresearch.backends import language_backend
+        from text_agents.autoresearch.chat_agent import ChatAgent
 
-    return ChatAgent(language_backend(cfg.model, cfg.url), cfg.max_tokens)
+        return ChatAgent(language_backend(cfg.model, cfg.url), cfg.max_tokens)
+    if cfg.agent == "policy":
+        from text_agents.autoresearch.policy_agent import PolicyAgent
+        from text_agents.autoresearch.render import facts_of
+        from text_agents.autoresearch.spec_policy import SpecPolicy, task_vector
+
+        vectors = {task.name: task_vector(task, facts_of(task)) for task in tasks}
+        return PolicyAgent(SpecPolicy.load(cfg.policy), vectors, cfg.seed)
+    from text_agents.autoresearch.episode import SpecAgent
+
+    return SpecAgent(cfg.agent, cfg.seed)
 
 
 def task_names(names: Sequence[str]) -> list[str]:

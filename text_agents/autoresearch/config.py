@@ -63,7 +63,8 @@ class ResearchEvalConfig:
     output_dir: str | None = None  # results folder
     resume: bool = False  # keep the trajectories that output_dir already holds and run the rest
     seed: int = 0
-    agent: Literal["random", "sound", "search", "chat"] = "sound"  # specifications: any, sound, local search; chat: a model
+    agent: Literal["random", "sound", "search", "policy", "chat"] = "sound"  # any, sound, local search; trained; a chat model
+    policy: str | None = None  # policy: folder `policy` of a run of `research train`
     mode: Literal["pipeline", "code"] = "pipeline"  # chat: it writes specifications, or whole programs
     model: str | None = None  # chat: checkpoint folder or name; null: the packaged SmolLM2-135M, or the server's first
     url: str | None = None  # chat: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
@@ -78,6 +79,7 @@ class ResearchEvalConfig:
         require(self.output_dir is not None, "no folder for the results: pass --output_dir=FOLDER")
         require(len(self.tasks) + len(self.task_dirs) > 0, "no task: pass --tasks or --task_dirs")
         require(self.episodes >= 1 and self.turns >= 1, "episodes and turns start at 1")
+        require((self.agent == "policy") == (self.policy is not None), "--agent=policy and --policy=FOLDER belong together")
         require(self.max_tokens >= 16, f"max_tokens={self.max_tokens} leaves no room for an answer")
         chatting = self.agent == "chat" or (self.mode == "pipeline" and self.model is None and self.url is None)
         require(chatting, f"agent={self.agent} writes specifications by itself: mode, model and url belong to --agent=chat")
