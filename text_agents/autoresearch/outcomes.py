@@ -29,8 +29,9 @@ MIN_PROGRAMS = 3  # that a feature must occur in, to count
 Form = Literal["boosting", "forest"]
 
 
+@lru_cache(maxsize=8192)
 def program_facts(code: str) -> dict[str, float]:
-    """Facts of a program; {} where it does not parse."""
+    """Facts of a program, not to be changed (they are kept); {} where it does not parse."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError, RecursionError):
