@@ -27,6 +27,11 @@ ARMS: dict[str, dict[str, tuple]] = {
 MIXED_ARMS = ("mix", "debias", "denoise", "wmrl")  # both sources: 0 < anchors.fraction < 1
 
 
+def table_of(cfg: object) -> dict[str, dict[str, tuple]]:
+    """The arms of a config: its class's own `ARMS`, else these."""
+    return getattr(type(cfg), "ARMS", ARMS)
+
+
 def dotted(cfg: object, name: str) -> object:
     for part in name.split("."):
         cfg = getattr(cfg, part)
@@ -35,7 +40,7 @@ def dotted(cfg: object, name: str) -> object:
 
 def apply_arm(cfg, explicit: Collection[str]) -> None:
     """Set what `cfg.arm` fixes, in place. Fields in `explicit` were chosen with the arm: a conflict is a UserError."""
-    for name, allowed in ARMS[cfg.arm].items():
+    for name, allowed in table_of(cfg)[cfg.arm].items():
         if dotted(cfg, name) in allowed:
             continue
         if name in explicit:
@@ -46,7 +51,7 @@ def apply_arm(cfg, explicit: Collection[str]) -> None:
 
 def check_arm(cfg) -> None:
     """Raise UserError where a config contradicts its arm."""
-    for name, allowed in ARMS[cfg.arm].items():
+    for name, allowed in table_of(cfg)[cfg.arm].items():
         if dotted(cfg, name) not in allowed:
             _refuse(cfg, name, allowed)
     require(

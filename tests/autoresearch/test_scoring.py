@@ -57,3 +57,12 @@ def test_a_trajectory_is_worth_its_best_turn_and_missing_turns_are_left_out():
     nan = float("nan")
     assert scoring.trajectory_reward([0.1, nan, 0.7, 0.2]) == 0.7
     assert np.isnan(scoring.trajectory_reward([nan, nan])) and np.isnan(scoring.trajectory_reward([]))
+
+
+def test_the_view_of_a_board_shows_the_first_the_neighbours_and_the_entry_itself():
+    board = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    lines = scoring.around(0.55, board, True, n=1).splitlines()
+    assert [line.split()[:2] for line in lines] == [["1", "0.9"], ["4", "0.6"], ["5", "0.55"], ["6", "0.5"]]
+    assert lines[2].endswith("<- this one")
+    assert scoring.around(0.1, board, False).splitlines()[0].split()[:2] == ["1", "0.1"]
+    assert scoring.around(2.0, board, False).splitlines()[-1].split()[:2] == ["7", "2"]

@@ -1,4 +1,4 @@
-"""`vla-wmrl research {tasks,run,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
+"""`vla-wmrl research {tasks,run,train,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from text_agents.autoresearch import config
+from text_agents.autoresearch.train_config import ResearchTrainConfig
 from vla_wmrl import arguments
 from vla_wmrl.errors import nearest, require
+from vla_wmrl.tracking import write_json
 
 COMMANDS: dict[str, type] = {
     "tasks": config.ResearchTasksConfig,
     "run": config.ResearchRunConfig,
+    "train": ResearchTrainConfig,
     "eval": config.ResearchEvalConfig,
     "fidelity": config.ResearchFidelityConfig,
 }
@@ -36,8 +39,24 @@ def run(argv: Sequence[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, f"research {name}"))
         return 0
+    if name == "train":
+        return train(rest)
     cfg = arguments.load(cls, rest)
     return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity}[name](cfg)
+
+
+def train(argv: Sequence[str]) -> int:
+    """Train from arguments; a resumed run keeps its own config, less what may change."""
+    from vla_wmrl import cli
+
+    _, texts = arguments.read_command_line(argv)
+    saved = Path(texts.get("output_dir", "")) / "config.yaml"
+    resumed = texts.get("resume", "false").lower() == "true" and "output_dir" in texts and saved.is_file()
+    cfg = cli.resume_config(ResearchTrainConfig, argv, saved) if resumed else arguments.load(ResearchTrainConfig, argv)
+    cli.check_output_dir(cfg.output_dir, cfg.resume)
+    from text_agents.autoresearch import train as training
+
+    return training.train(cfg)
 
 
 def tasks(cfg: config.ResearchTasksConfig) -> int:
@@ -46,11 +65,10 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
 
     if cfg.task_dir is not None:
         task = load_task(cfg.task_dir, cfg.metric)
-        board = next(iter(task.boards.values()))
-        direction, best = ("higher", board.max()) if task.metric.higher_is_better else ("lower", board.min())
+        direction = "higher" if task.metric.higher_is_better else "lower"
         sizes = ", ".join(f"{len(b)} ({n})" for n, b in task.boards.items())
-        print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, "
-              f"boards of {sizes}, best {best:g}")  # fmt: skip
+        boards = f"boards of {sizes}" if sizes else f"no board: ranked from {task.baseline:g} to {task.best:g}"
+        print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, {boards}")
         print(task.inventory())
         return 0
     if cfg.bike_sharing is not None:
@@ -66,7 +84,7 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
     return 0
 
 
-def _limits(sandbox: config.SandboxConfig):
+def limits_of(sandbox: config.SandboxConfig):
     from text_agents.autoresearch.sandbox import Limits
 
     return Limits(cpu_s=sandbox.cpu_s, wall_s=sandbox.wall_s, memory_mb=sandbox.memory_mb, processes=sandbox.processes,
@@ -74,9 +92,9 @@ def _limits(sandbox: config.SandboxConfig):
 
 
 def run_one(cfg: config.ResearchRunConfig) -> int:
-    from text_agents.autoresearch import embedded
+    from text_agents.autoresearch import embedded, scoring
     from text_agents.autoresearch.execute import execute
-    from text_agents.autoresearch.render import Facts, facts_of
+    from text_agents.autoresearch.render import code_facts, facts_of
     from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
@@ -85,25 +103,27 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
     text = path.read_text(encoding="utf-8", errors="replace")
     task = load_task(cfg.task_dir, cfg.metric) if cfg.task_dir else embedded.load(cfg.task, embedded.cache_folder())
     mode = "pipeline" if path.suffix == ".json" else "code"
-    facts = facts_of(task) if mode == "pipeline" else Facts(task.kind, task.id_column, "", tuple(task.target), False)
-    with Sandbox({task.name: task.public}, _limits(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    facts = facts_of(task) if mode == "pipeline" else code_facts(task)
+    with Sandbox({task.name: task.public}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         done = execute(task, facts, [f"```python\n{text}\n```" if mode == "code" else text], mode, sandbox)[0]
     if cfg.show_code:
         print(done.code)
     print(f"status   {done.status}\nreward   {done.reward:.4f}\nfeedback {done.feedback}")
     if done.status == "valid":
         print(f"medal    {done.medal or 'none'}")
+        for name, board in task.boards.items():
+            print(f"{name} board\n{scoring.around(done.score, board, task.metric.higher_is_better)}")
     print(f"sandbox  {done.sandbox_s:.2f} s ({done.cpu_s:.2f} s of computing)")
     return 0
 
 
 def evaluate(cfg: config.ResearchEvalConfig) -> int:
     from text_agents.autoresearch import embedded
-    from text_agents.autoresearch.episode import SpecAgent, run_group
+    from text_agents.autoresearch.episode import run_group
     from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
-    chosen = _task_names(cfg.tasks)
+    chosen = task_names(cfg.tasks)
     folder = Path(cfg.output_dir)
     require(not folder.exists() or folder.is_dir(), f"output_dir {folder} is a file: name a folder")
     path = folder / "trajectories.jsonl"
@@ -111,15 +131,15 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     found = {name: (embedded.load(name, embedded.cache_folder()), embedded.source(name).held_out) for name in chosen}
     found |= {task.name: (task, True) for task in (load_task(d) for d in cfg.task_dirs)}
-    folder.mkdir(parents=True, exist_ok=True)
     done = {r["task"] for r in rows}
-    agent = SpecAgent(cfg.agent, cfg.seed)
-    with Sandbox({n: t.public for n, (t, _) in found.items()}, _limits(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    agent = make_agent(cfg, [task for task, _ in found.values()])
+    folder.mkdir(parents=True, exist_ok=True)
+    with Sandbox({n: t.public for n, (t, _) in found.items()}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         for number, (name, (task, held_out)) in enumerate(found.items(), 1):
             if name in done:
                 continue
             started = time.monotonic()
-            group = run_group(task, agent, cfg.episodes, sandbox, turns=cfg.turns)
+            group = run_group(task, agent, cfg.episodes, sandbox, cfg.mode, cfg.turns)
             wall = time.monotonic() - started
             new = [
                 {"arm": cfg.agent, "seed": cfg.seed, "task": name, "held_out": held_out, "member": t.member,
@@ -138,7 +158,26 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     return 0
 
 
-def _task_names(names: Sequence[str]) -> list[str]:
+def make_agent(cfg: config.ResearchEvalConfig, tasks: Sequence):
+    """The agent of a config; `tasks` are those it will be asked about."""
+    if cfg.agent == "chat":
+        from text_agents.autoresearch.backends import language_backend
+        from text_agents.autoresearch.chat_agent import ChatAgent
+
+        return ChatAgent(language_backend(cfg.model, cfg.url), cfg.max_tokens)
+    if cfg.agent == "policy":
+        from text_agents.autoresearch.policy_agent import PolicyAgent
+        from text_agents.autoresearch.render import facts_of
+        from text_agents.autoresearch.spec_policy import SpecPolicy, task_vector
+
+        vectors = {task.name: task_vector(task, facts_of(task)) for task in tasks}
+        return PolicyAgent(SpecPolicy.load(cfg.policy), vectors, cfg.seed)
+    from text_agents.autoresearch.episode import SpecAgent
+
+    return SpecAgent(cfg.agent, cfg.seed)
+
+
+def task_names(names: Sequence[str]) -> list[str]:
     from text_agents.autoresearch import embedded
 
     groups = {
@@ -192,14 +231,29 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
 
     rows = harness.read_rows(cfg.data)
     cases = harness.cases_of(rows)
-    names = list(dict.fromkeys(["majority", "complexity", cfg.predictor]))
-    table = {name: harness.figures(rows, harness.across_tasks(harness.PREDICTORS[name], rows, cases)) for name in names}
-    print(f"{len(rows)} solutions of {rows['task'].nunique()} tasks; fitted and calibrated on other tasks than judged")
-    print(f"{'':30s}" + "".join(f"{name:>12s}" for name in names))
-    for key in table[names[0]]:
-        print(f"{key:30s}" + "".join(f"{table[name].get(key, float('nan')):12.3f}" for name in names))
+    names = list(dict.fromkeys(["majority", "complexity", *cfg.predictor]))
+    protocols = {"leave_one_task_out": harness.across_tasks}
+    if rows["held_out"].any() and not rows["held_out"].all():
+        protocols["held_out_tasks"] = harness.held_out
+    content: dict[str, object] = {"data": Path(cfg.data).name, "solutions": len(rows), "tasks": int(rows["task"].nunique())}
+    for protocol, predict in protocols.items():
+        keep = rows["held_out"].to_numpy(bool) if protocol == "held_out_tasks" else [True] * len(rows)
+        table: dict[str, dict] = {}
+        for name in names:
+            predictions = [p for p, k in zip(predict(harness.PREDICTORS[name], rows, cases), keep, strict=True) if k]
+            found = harness.judged(rows[keep], predictions)
+            table[name] = {"figures": harness.figures(rows[keep], predictions)}
+            table[name]["intervals"] = found.intervals(cfg.bootstrap) if found and cfg.bootstrap else {}
+        content[protocol] = table
+        print(f"{protocol}: {sum(keep)} solutions of {rows[keep]['task'].nunique()} tasks")
+        print(f"{'':30s}" + "".join(f"{name:>22s}" for name in names))
+        for key in table[names[0]]["figures"]:
+            print(f"{key:30s}" + "".join(f"{_with_interval(table[name], key):>22s}" for name in names))
     if cfg.output is not None:
-        Path(cfg.output).write_text(
-            json.dumps({"data": str(Path(cfg.data).name), "figures": table}, indent=1), encoding="utf-8"
-        )
+        write_json(cfg.output, content)
     return 0
+
+
+def _with_interval(entry: dict, key: str) -> str:
+    value, bounds = entry["figures"].get(key, float("nan")), entry["intervals"].get(key)
+    return f"{value:.3f}" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vla_wmrl.errors import require
+from vla_wmrl.errors import nearest, require
+
+PREDICTORS = ("majority", "complexity", "text", "boosting", "forest")  # of `research fidelity`
 
 
 @dataclass
@@ -61,7 +63,12 @@ class ResearchEvalConfig:
     output_dir: str | None = None  # results folder
     resume: bool = False  # keep the trajectories that output_dir already holds and run the rest
     seed: int = 0
-    agent: Literal["random", "sound", "search"] = "sound"  # of specifications: any, without known mistakes, local search
+    agent: Literal["random", "sound", "search", "policy", "chat"] = "sound"  # any, sound, local search; trained; a chat model
+    policy: str | None = None  # policy: folder `policy` of a run of `research train`
+    mode: Literal["pipeline", "code"] = "pipeline"  # chat: it writes specifications, or whole programs
+    model: str | None = None  # chat: checkpoint folder or name; null: the packaged SmolLM2-135M, or the server's first
+    url: str | None = None  # chat: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
+    max_tokens: int = 2048  # chat: of an answer
     tasks: list[str] = field(default_factory=lambda: ["held_out"])  # names, or train, held_out, all
     task_dirs: list[str] = field(default_factory=list)  # task folders, held out
     episodes: int = 4  # trajectories a task
@@ -72,6 +79,10 @@ class ResearchEvalConfig:
         require(self.output_dir is not None, "no folder for the results: pass --output_dir=FOLDER")
         require(len(self.tasks) + len(self.task_dirs) > 0, "no task: pass --tasks or --task_dirs")
         require(self.episodes >= 1 and self.turns >= 1, "episodes and turns start at 1")
+        require((self.agent == "policy") == (self.policy is not None), "--agent=policy and --policy=FOLDER belong together")
+        require(self.max_tokens >= 16, f"max_tokens={self.max_tokens} leaves no room for an answer")
+        chatting = self.agent == "chat" or (self.mode == "pipeline" and self.model is None and self.url is None)
+        require(chatting, f"agent={self.agent} writes specifications by itself: mode, model and url belong to --agent=chat")
         self.sandbox.validate()
 
 
@@ -81,8 +92,12 @@ class ResearchFidelityConfig:
 
     data: str | None = None  # file of benchmarks/research_fidelity.py (JSON lines)
     output: str | None = None  # also write the figures here, as JSON
-    predictor: Literal["majority", "complexity", "text"] = "text"  # text: fitted to words of the other tasks' programs
+    predictor: list[str] = field(default_factory=lambda: ["text", "boosting", "forest"])  # beside majority and complexity
+    bootstrap: int = 300  # draws of whole tasks for the intervals; 0: none
     seed: int = 0
 
     def validate(self) -> None:
         require(self.data is not None, "no data: pass --data=FILE made by benchmarks/research_fidelity.py")
+        for name in self.predictor:
+            require(name in PREDICTORS, f"unknown predictor {name!r}{nearest(name, PREDICTORS)}")
+        require(self.bootstrap >= 0, f"bootstrap={self.bootstrap}: use 0 for no intervals")

@@ -11,7 +11,7 @@ import numpy as np
 from text_agents.autoresearch import scoring
 from text_agents.autoresearch.execute import Executed, Mode, brief, execute
 from text_agents.autoresearch.pipeline import choices, neighbours, parse, sample, sample_sound
-from text_agents.autoresearch.render import Facts, facts_of
+from text_agents.autoresearch.render import Facts, code_facts, facts_of
 from text_agents.autoresearch.sandbox import Limits, Sandbox
 from text_agents.autoresearch.tasks import Task
 
@@ -72,7 +72,7 @@ def run_group(
     task: Task, agent: Agent, size: int, sandbox: Sandbox, mode: Mode = "pipeline", turns: int = TURNS
 ) -> list[Trajectory]:
     """`size` trajectories of one task, turn by turn, so that each turn's programs run in parallel."""
-    facts = facts_of(task)
+    facts = facts_of(task) if mode == "pipeline" else code_facts(task)
     first = prompt(task, facts, mode, sandbox.limits)
     group = [Trajectory(task.name, member) for member in range(size)]
     for _ in range(turns):

@@ -1,20 +1,23 @@
 """How well a world model foretells executions: against true outcomes, always-majority and a complexity heuristic.
 
-A predictor that is fitted (majority, complexity, text) is fitted on other tasks than those it is judged on, and so is
+A predictor that is fitted is fitted on other tasks than those it is judged on, and so is
 the calibration: nothing is scored on a task it has learned from."""
 
 from __future__ import annotations
 
 import ast
+import gzip
 import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from text_agents.autoresearch.outcomes import fit_outcomes, prediction_of
 from vla_wmrl import stats
 from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.errors import UserError, require
@@ -22,14 +25,13 @@ from vla_wmrl.world_model.language import (
     BUCKETS,
     STATUSES,
     Case,
-    Outcome,
     Prediction,
     bucket_of,
     certain,
     compile_gate,
 )
 
-FOLDS = 5
+FOLDS = 5  # of the calibration
 COLUMNS = ("task", "code", "status", "reward", "description", "inventory", "brief")
 Fit = Callable[[Sequence[Case], pd.DataFrame], Callable[[Sequence[Case]], list[Prediction]]]
 
@@ -39,7 +41,9 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     require(path.is_file(), f"no file {path}: make it with benchmarks/research_fidelity.py")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
@@ -49,6 +53,7 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     require(len(table) > 0, f"{path} has no solutions")
     missing = [c for c in COLUMNS if c not in table.columns]
     require(not missing, f"{path} lacks {', '.join(missing)}")
+    table["held_out"] = table["held_out"].astype(bool) if "held_out" in table.columns else False
     return table[table["status"].isin(STATUSES)].reset_index(drop=True)
 
 
@@ -57,65 +62,95 @@ def cases_of(rows: pd.DataFrame) -> list[Case]:
     return [Case(*values) for values in rows[list(names)].itertuples(index=False)]
 
 
-def figures(rows: pd.DataFrame, predictions: Sequence[Prediction | None]) -> dict[str, float]:
-    """status@1, status@2, and of the expected reward: MAE, rank correlation (all, mean within tasks), ECE, before and
-    after calibration on other tasks. Missing predictions are counted and left out."""
+@dataclass(frozen=True)
+class Judged:
+    """Predictions beside the truth, for the n cases that have one. `after`: calibrated on other tasks."""
+
+    status: np.ndarray  # [n] true status
+    named: np.ndarray  # [n, 4] statuses, likeliest first
+    task: np.ndarray  # [n]
+    true: np.ndarray  # [n] reward
+    top: np.ndarray  # [n] reward of the first outcome
+    before: np.ndarray  # [n] expected reward
+    after: np.ndarray  # [n], NaN where there was no other task to calibrate on
+
+    def figures(self, index: np.ndarray | None = None) -> dict[str, float]:
+        """status@1, status@2, reward MAE, rank correlation (all, mean within tasks), ECE; of the cases `index`."""
+        rows = np.arange(len(self.true)) if index is None else index
+        hit, true, task = self.named[rows] == self.status[rows, None], self.true[rows], self.task[rows]
+        result = {"status_at_1": float(np.mean(hit[:, 0])), "status_at_2": float(np.mean(hit[:, :2].any(axis=1)))}
+        result["mae_top"] = float(np.mean(np.abs(self.top[rows] - true)))
+        # a constant says nothing about its task: that is no correlation, and leaving it out would flatter it
+        varied = [g for g in (task == t for t in np.unique(task)) if np.ptp(true[g]) > 0]
+        for name, values in (("before", self.before[rows]), ("after", self.after[rows])):
+            known = np.isfinite(values).any()
+            within = np.nan_to_num([stats.spearman(values[g], true[g]) for g in varied])
+            result[f"{name}_mae"] = float(np.nanmean(np.abs(values - true))) if known else float("nan")
+            result[f"{name}_spearman"] = stats.spearman(values, true)
+            result[f"{name}_spearman_within_task"] = float(np.mean(within)) if len(within) else float("nan")
+            result[f"{name}_ece"] = stats.ece(values, true)
+        return result
+
+    def intervals(self, n_boot: int = 300, seed: int = 0) -> dict[str, list[float]]:
+        """95 % percentile-bootstrap intervals [low, high] of the figures, drawing whole tasks with replacement.
+
+        Neither the predictor nor the calibration is fitted again: the spread is that of the judged tasks alone.
+        """
+        rng, members = np.random.default_rng(seed), [np.flatnonzero(self.task == t) for t in np.unique(self.task)]
+        draws = []
+        for _ in range(n_boot):
+            chosen = rng.integers(len(members), size=len(members))
+            draws.append(self.figures(np.concatenate([members[i] for i in chosen])))
+        bounds = {k: np.nanquantile([d[k] for d in draws], [0.025, 0.975]) for k in draws[0] if np.isfinite(draws[0][k])}
+        return {k: [float(low), float(high)] for k, (low, high) in bounds.items()}
+
+
+def judged(rows: pd.DataFrame, predictions: Sequence[Prediction | None]) -> Judged | None:
+    """Predictions [n] (None: missing) of graded rows [n] beside their truth; None where all are missing."""
     have = np.array([p is not None for p in predictions])
     kept = [p for p in predictions if p is not None]
-    true, task = rows["reward"].to_numpy(np.float64)[have], rows["task"].to_numpy()[have]
-    status = rows["status"].to_numpy()[have]
-    result = {"n": float(len(rows)), "missing": float((~have).sum())}
     if not kept:
-        return result
+        return None
+    rows = rows[have]
+    true, task = rows["reward"].to_numpy(np.float64), rows["task"].to_numpy()
     order = np.argsort(-np.stack([p.p_status for p in kept]), axis=1, kind="stable")
-    named = np.array(STATUSES)[order]
-    result["status_at_1"] = float(np.mean(named[:, 0] == status))
-    result["status_at_2"] = float(np.mean((named[:, :2] == status[:, None]).any(axis=1)))
-    groups = np.unique(task, return_inverse=True)[1]
     expected, top = (np.array([getattr(p, name) for p in kept]) for name in ("reward", "reward_top"))
-    result["mae_top"] = float(np.mean(np.abs(top - true)))
     calibrator = IsotonicDebiaser(max_pairs=max(2000, len(true)), folds=FOLDS)
-    after = calibrator.out_of_fold(np.column_stack([expected, true]), groups)
-    for name, values in (("before", expected), ("after", after)):
-        # a constant says nothing about its task: that is no correlation, and leaving it out would flatter it
-        varied = [groups == g for g in np.unique(groups) if np.ptp(true[groups == g]) > 0]
-        within = np.nan_to_num([stats.spearman(values[g], true[g]) for g in varied])
-        result[f"{name}_mae"] = float(np.nanmean(np.abs(values - true))) if np.isfinite(values).any() else float("nan")
-        result[f"{name}_spearman"] = stats.spearman(values, true)
-        result[f"{name}_spearman_within_task"] = float(np.mean(within)) if len(within) else float("nan")
-        result[f"{name}_ece"] = stats.ece(values, true)
-    return result
+    after = calibrator.out_of_fold(np.column_stack([expected, true]), np.unique(task, return_inverse=True)[1])
+    return Judged(rows["status"].to_numpy(), np.array(STATUSES)[order], task, true, top, expected, after)
+
+
+def figures(rows: pd.DataFrame, predictions: Sequence[Prediction | None]) -> dict[str, float]:
+    """`Judged.figures` of all rows, with their number. Missing predictions are counted and left out."""
+    found = judged(rows, predictions)
+    counts = {"n": float(len(rows)), "missing": float(sum(p is None for p in predictions))}
+    return counts | (found.figures() if found else {})
 
 
 def across_tasks(fit: Fit, rows: pd.DataFrame, cases: Sequence[Case]) -> list[Prediction | None]:
-    """Predictions of a fitted predictor, each fitted on the folds without its task; the compile gate first."""
-    fold = np.unique(rows["task"], return_inverse=True)[1] % FOLDS
+    """Predictions of a fitted predictor for each task, fitted on all the others (leave one task out); the compile gate
+    first."""
+    fold = np.unique(rows["task"], return_inverse=True)[1]
+    return _predicted(fit, rows, cases, [(fold != k, fold == k) for k in np.unique(fold)])
+
+
+def held_out(fit: Fit, rows: pd.DataFrame, cases: Sequence[Case]) -> list[Prediction | None]:
+    """Predictions for the held-out tasks, fitted on the training tasks; None elsewhere."""
+    held = rows["held_out"].to_numpy(bool)
+    return _predicted(fit, rows, cases, [(~held, held)])
+
+
+def _predicted(fit: Fit, rows: pd.DataFrame, cases: Sequence[Case], parts: Sequence[tuple]) -> list[Prediction | None]:
+    """Predictions of the second mask's cases by a fit on the first one's, for each pair of masks [n]."""
     results: list[Prediction | None] = [None] * len(cases)
-    for k in np.unique(fold):
-        rest, held = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+    for fitting, judged in parts:
+        rest, held = np.flatnonzero(fitting), np.flatnonzero(judged)
         if len(rest):
             predict = fit([cases[i] for i in rest], rows.iloc[rest])
             for i, prediction in zip(held, predict([cases[i] for i in held]), strict=True):
                 known = compile_gate(cases[i].code)
                 results[i] = certain(known) if known else prediction
     return results
-
-
-def _prediction(p_status: np.ndarray, p_bucket: np.ndarray) -> Prediction:
-    first, second = np.argsort(-p_status, kind="stable")[:2]
-    bucket = BUCKETS[int(np.argmax(p_bucket))]
-    outcomes = [
-        Outcome(
-            STATUSES[i],
-            None,
-            None,
-            bucket if STATUSES[i] == "valid" else None,
-            f"Predicted: {STATUSES[i]}.",
-            float(p_status[i]),
-        )
-        for i in (first, second)
-    ]
-    return Prediction(tuple(outcomes), p_status, p_bucket)
 
 
 def _frequencies(values: Sequence, names: Sequence[str]) -> np.ndarray:
@@ -129,7 +164,7 @@ def _valid_buckets(rows: pd.DataFrame) -> np.ndarray:
 
 def fit_majority(cases: Sequence[Case], rows: pd.DataFrame) -> Callable[[Sequence[Case]], list[Prediction]]:
     """Always the frequencies of the fitting rows: the first outcome is the majority's."""
-    fixed = _prediction(_frequencies(rows["status"], STATUSES), _frequencies(_valid_buckets(rows), BUCKETS))
+    fixed = prediction_of(_frequencies(rows["status"], STATUSES), _frequencies(_valid_buckets(rows), BUCKETS))
     return lambda others: [fixed for _ in others]
 
 
@@ -156,7 +191,7 @@ def fit_complexity(cases: Sequence[Case], rows: pd.DataFrame) -> Callable[[Seque
             low = min(int(at), len(BUCKETS) - 2)
             p_bucket = np.zeros(4)
             p_bucket[low], p_bucket[low + 1] = 1 - (at - low), at - low
-            found.append(_prediction(p_status, p_bucket))
+            found.append(prediction_of(p_status, p_bucket))
         return found
 
     return predict
@@ -195,9 +230,15 @@ def fit_text(cases: Sequence[Case], rows: pd.DataFrame) -> Callable[[Sequence[Ca
         p_bucket = np.tile(_frequencies(buckets, BUCKETS), (len(others), 1))
         if quality is not None:
             p_bucket = spread(quality.predict_proba(Z), quality.classes_, BUCKETS)
-        return [_prediction(s, b) for s, b in zip(p_status, p_bucket, strict=True)]
+        return [prediction_of(s, b) for s, b in zip(p_status, p_bucket, strict=True)]
 
     return predict
 
 
-PREDICTORS: dict[str, Fit] = {"majority": fit_majority, "complexity": fit_complexity, "text": fit_text}
+PREDICTORS: dict[str, Fit] = {
+    "majority": fit_majority,
+    "complexity": fit_complexity,
+    "text": fit_text,
+    "boosting": fit_outcomes("boosting"),
+    "forest": fit_outcomes("forest"),
+}

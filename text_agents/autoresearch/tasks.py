@@ -5,7 +5,8 @@
     task.json optional: {"metric", "kind", "baseline", "best"};  utils/metric.py optional: MLE-Dojo's metric class
 
 Where MLE-Dojo keeps things elsewhere they are found as well: the two folders under `data/`, boards under `info/`, and
-`utils/metric.py` beside `data/`. `task.json` names one of our metrics and wins over `metric.py`.
+`utils/metric.py` beside `data/`. `task.json` names one of our metrics and wins over `metric.py`. DSBench's own layout
+is read by `dsbench`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Grade:
 
 @dataclass(frozen=True)
 class Task:
-    """One task. boards: {"private" and/or "public": [N] scores}; target: the columns to predict."""
+    """One task. boards: {"private" and/or "public": [N] scores}, or {}; target: the columns to predict."""
 
     name: str
     public: Path
@@ -77,13 +78,17 @@ class Task:
         return self.placed(score)
 
     def placed(self, score: float) -> Grade:
-        """The grade of a score: HumanRank over the boards, medal on the private board, relative performance gap."""
-        higher = self.metric.higher_is_better
-        rank = scoring.human_rank(score, self.boards, higher)
-        board = self.boards.get("private", next(iter(self.boards.values())))
-        gap = float("nan")
+        """The grade of a score: HumanRank over the boards, medal on the private board, relative performance gap, which is
+        the rank as well where there are no boards."""
+        higher, gap = self.metric.higher_is_better, float("nan")
         if self.baseline is not None and self.best is not None and self.baseline != self.best:
             gap = scoring.performance_gap(score, self.baseline, self.best)
+        if not self.boards:  # DSBench has its two scores only
+            rank = min(1.0, gap)
+            message = f"{self.metric.name} {score:.6g}: {rank:.3f} of the way from the baseline to the best"
+            return Grade("valid", message, score, rank, None, gap)
+        rank = scoring.human_rank(score, self.boards, higher)
+        board = self.boards.get("private", next(iter(self.boards.values())))
         place = scoring.position(score, board, higher)
         message = f"{self.metric.name} {score:.6g}: place {place} of {len(board)}, HumanRank {rank:.3f}"
         return Grade("valid", message, score, rank, scoring.medal(score, board, higher), gap)
@@ -98,7 +103,8 @@ class Task:
                 lines[-1] += f": {len(table)} rows, {table.shape[1]} columns"
                 for name, column in table.items():
                     empty = int(column.isna().sum())
-                    kinds = f"{column.nunique()} values" if column.dtype == object else str(column.dtype)
+                    numbers = pd.api.types.is_numeric_dtype(column)  # strings are `object` or `str`, by pandas' version
+                    kinds = str(column.dtype) if numbers else f"{column.nunique()} values"
                     first = ", ".join(map(str, column.head(rows)))
                     lines.append(f"  {name}: {kinds}{f', {empty} missing' if empty else ''}: {first}"[:120])
         text = "\n".join(lines)
@@ -109,6 +115,10 @@ def load_task(folder: str | Path, metric: str | None = None) -> Task:
     """The task in `folder`; `metric`: one of ours where it names none. Raises UserError listing what is missing."""
     root = Path(folder)
     require(root.is_dir(), f"no task folder {root}")
+    from text_agents.autoresearch import dsbench  # it makes Tasks
+
+    if dsbench.is_task(root):
+        return dsbench.load(root, metric)
     data = root / "data" if (root / "data" / "public").is_dir() else root
     public, private = data / "public", data / "private"
     needed = [public / "description.txt", public / "sample_submission.csv", private / "test_answer.csv"]
@@ -122,7 +132,7 @@ def load_task(folder: str | Path, metric: str | None = None) -> Task:
     if name is None and source is None:
         missing.append(f"utils/metric.py (or task.json with a metric: {', '.join(METRICS)})")
     require(not missing, f"{root} is no task: missing {', '.join(missing)}")
-    scores = {board: _board(path) for board, path in boards.items()}
+    scores = {board: read_board(path) for board, path in boards.items()}
     answers = _answers(private / "test_answer.csv")
     chosen = TableMetric(name) if name is not None else DojoMetric(source)
     return Task(
@@ -162,16 +172,16 @@ def _settings(path: Path) -> dict:
     return settings
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def read_csv(path: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(path, compression=None)
     except (ValueError, UnicodeDecodeError) as error:  # pandas' own errors are ValueErrors
         raise UserError(f"{path} is no table: {error}") from error
 
 
-def _board(path: Path) -> np.ndarray:
+def read_board(path: Path) -> np.ndarray:
     """Scores [N] of a leaderboard: the column `score`, else the second one (as MLE-Dojo reads it)."""
-    table = _read_csv(path)
+    table = read_csv(path)
     named = [c for c in table.columns if str(c).lower() == "score"]
     require(len(named) > 0 or table.shape[1] >= 2, f"{path} has no column score")
     scores = pd.to_numeric(table[named[0]] if named else table.iloc[:, 1], errors="coerce").dropna().to_numpy(np.float64)
@@ -180,7 +190,7 @@ def _board(path: Path) -> np.ndarray:
 
 
 def _answers(path: Path) -> pd.DataFrame:
-    table = _read_csv(path)
+    table = read_csv(path)
     require(table.shape[1] >= 2 and len(table) > 0, f"{path} needs an id column, a target column and rows")
     require(not table.iloc[:, 0].duplicated().any(), f"{path} has an id twice in column {table.columns[0]}")
     return table

@@ -1,0 +1,131 @@
+"""All arms of AutoResearch with the CPU-default agent: runs the (seed, arm) cells that are missing, then writes the table.
+
+    OMP_NUM_THREADS=1 python benchmarks/research_ablation.py --config_path=configs/autoresearch.yaml --seeds=0,1,2 \\
+        --runs=outputs/research_ablation --output_dir=results/autoresearch [--steps=20 ...]
+
+Every cell is an ordinary `vla-wmrl research train` run and resumes from its own checkpoints, so that the grid fills
+piece by piece; cells share one memory of sandbox outcomes, which changes the wall time and nothing else. The policy
+before training is the same for all arms of a seed: it is evaluated once a seed, as the arm "before".
+
+Writes summary.json, a row an (arm, seed, task): `percentile` is the mean over `n` trajectories of the best turn's
+HumanRank on the task, in percent; `sandbox_s` and `wall_s` are those of *training* the cell, the same on all its rows
+(computing seconds of the programs asked for; seconds on the clock of everything but evaluation). And table.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from vla_wmrl.stats import paired_difference
+from vla_wmrl.tracking import read_jsonl, write_json
+
+ARMS = ("real", "wm", "mix", "debias", "denoise", "wmrl")
+
+
+def run_cell(arm: str, seed: int, args: argparse.Namespace, extra: list[str]) -> None:
+    """Runs or resumes one cell."""
+    runs = Path(args.runs)
+    folder, shared = runs / f"{arm}_{seed}", runs / f"before_{seed}.jsonl"
+    if (folder / "ledger.json").exists():
+        return
+    command = [sys.executable, "-m", "vla_wmrl.cli", "research", "train", f"--config_path={args.config_path}",
+               f"--arm={arm}", f"--seed={seed}", f"--output_dir={folder}", f"--memory={runs / 'outcomes.jsonl'}",
+               *extra]  # fmt: skip
+    if folder.exists() and any(p.name != "config.yaml" for p in folder.iterdir()):
+        command.append("--resume=true")
+    elif shared.exists():
+        command.append("--eval.before=false")
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True)
+    before = folder / "eval_before.jsonl"
+    if before.exists() and not shared.exists():
+        shutil.copy(before, shared)
+
+
+def rows_of(arm: str, seed: int, trajectories: list[dict], sandbox_s: float, wall_s: float) -> list[dict]:
+    """A row a task; an ungraded trajectory is missing from the mean."""
+    rows = []
+    for task in dict.fromkeys(r["task"] for r in trajectories):
+        own = [r for r in trajectories if r["task"] == task]
+        graded = [r["percentile"] for r in own if r["percentile"] is not None]
+        rows.append({
+            "arm": arm, "seed": seed, "task": task, "held_out": own[0]["held_out"],
+            "percentile": float(np.mean(graded)) if graded else None, "n": len(graded),
+            "sandbox_s": round(sandbox_s, 1), "wall_s": round(wall_s, 1),
+        })  # fmt: skip
+    return rows
+
+
+def cell_rows(folder: Path) -> list[dict]:
+    """Rows of a finished cell."""
+    arm, _, seed = folder.name.rpartition("_")
+    ledger = json.loads((folder / "ledger.json").read_text(encoding="utf-8"))
+    phases = {k: v for k, v in ledger.items() if k.startswith("time/") and k not in ("time/total_s", "time/evaluation_s")}
+    spent = ledger.get("worker_time/sandbox_anchors_s", 0.0)
+    return rows_of(arm, int(seed), read_jsonl(folder / "eval_after.jsonl"), spent, sum(phases.values()))
+
+
+def table(rows: list[dict]) -> str:
+    """Mean percentile of held-out tasks by arm, and its paired difference from real execution on the same seeds."""
+    lines = [
+        "| arm | seeds | held-out percentile | less real | 95 % interval (tasks) | sandbox s | share of real's | wall s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    held = [r for r in rows if r["held_out"] and r["percentile"] is not None]
+    real = {(r["seed"], r["task"]): r for r in held if r["arm"] == "real"}
+    for arm in ("before", *ARMS):
+        own = [r for r in held if r["arm"] == arm]
+        if not own:
+            continue
+        mean = np.mean([r["percentile"] for r in own])
+        cells = {r["seed"]: r for r in own}
+        sandbox, wall = (np.mean([r[k] for r in cells.values()]) for k in ("sandbox_s", "wall_s"))
+        pairs = [(real[r["seed"], r["task"]], r) for r in own if (r["seed"], r["task"]) in real]
+        difference, interval, share = "", "", ""
+        if pairs and arm != "real":
+            a, b = (np.array([p[i]["percentile"] for p in pairs]) for i in (0, 1))
+            found = paired_difference(a, b, np.array([r["task"] for _, r in pairs]))
+            difference, interval = f"{found.value:+.1f}", f"[{found.low:+.1f}, {found.high:+.1f}]"
+            share = f"{sum(b['sandbox_s'] for _, b in pairs) / sum(a['sandbox_s'] for a, _ in pairs):.0%}"
+        lines.append(
+            f"| {arm} | {len(cells)} | {mean:.1f} | {difference} | {interval} | {sandbox:.0f} | {share} | {wall:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write(runs: Path, out: Path) -> None:
+    """The results so far."""
+    rows: list[dict] = []
+    for path in sorted(runs.glob("before_*.jsonl")):
+        rows += rows_of("before", int(path.stem.rpartition("_")[2]), read_jsonl(path), 0.0, 0.0)
+    for folder in sorted(p for p in runs.iterdir() if (p / "ledger.json").exists()):
+        rows += cell_rows(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "summary.json", rows)
+    (out / "table.md").write_text(table(rows), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config_path", default="configs/autoresearch.yaml")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--runs", default="outputs/research_ablation")
+    parser.add_argument("--output_dir", default="results/autoresearch")
+    args, extra = parser.parse_known_args()
+    runs = Path(args.runs)
+    runs.mkdir(parents=True, exist_ok=True)
+    for seed in map(int, args.seeds.split(",")):
+        for arm in args.arms.split(","):
+            run_cell(arm, seed, args, extra)
+            write(runs, Path(args.output_dir))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Backends of the language world model and of chat agents: a local transformers model, or a server that speaks OpenAI's
+protocol (vLLM, SGLang, llama.cpp, ...).
+
+Both have `generate`; the local one also `choice_logprobs`, from which the world model takes its distribution. A server
+gets the JSON schema as `response_format`, so that engines with guided decoding use it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from vla_wmrl.errors import UserError, require
+
+
+class TransformersBackend:
+    """A causal language model on this machine. `context_tokens`: what fits into it."""
+
+    def __init__(self, path: str | None = None, *, temperature: float = 0.7, seed: int = 0, device: str = "cpu"):
+        """path: checkpoint folder or name; None: the packaged SmolLM2-135M-Instruct. Raises UserError without weights."""
+        from text_agents.language_model import DEFAULT_MODEL, load_model
+
+        self.model, self.tokenizer = load_model(path or DEFAULT_MODEL, device)
+        self.temperature, self.seed, self.calls = temperature, seed, 0
+        self.context_tokens = int(getattr(self.model.config, "max_position_embeddings", 2048))
+
+    def ids(self, messages: list[dict]) -> list[int]:
+        """Tokens of a conversation, ready for the reply."""
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.ids(_said(text)))
+
+    def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
+        """Replies, one a prompt. The schema is not enforced here: broken answers are the caller's to count."""
+        return self.chat([_said(p) for p in prompts], max_tokens)
+
+    def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
+        """Replies to conversations of {"role", "content"}."""
+        from text_agents.language_model import sample
+
+        self.calls += 1  # so that a second try of the same prompt is another one
+        end = self.tokenizer.eos_token_id
+        tokens = [self.ids(c) for c in conversations]
+        replies = sample(self.model, tokens, end, max_tokens, self.temperature, seed=self.seed + self.calls)
+        return [self.tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in replies]
+
+    def choice_logprobs(self, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray:
+        """Log-probabilities [n, k] of k choices (each up to its closing quote) as the beginning of a reply.
+
+        What follows a prompt's last line break counts as the reply's beginning where it starts with "{".
+        """
+        import torch
+
+        rows = np.zeros((len(prompts), len(choices)))
+        for i, prompt in enumerate(prompts):
+            message, begun = _begun_reply(prompt)
+            head = self.ids(_said(message)) + list(self.tokenizer(begun, add_special_tokens=False)["input_ids"])
+            for j, choice in enumerate(choices):
+                tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
+                with torch.no_grad():
+                    logits = self.model(torch.tensor([head + tail])).logits[0, len(head) - 1 : -1].float()
+                logp = torch.log_softmax(logits, -1)
+                rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
+        return rows
+
+
+def _said(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+def _begun_reply(prompt: str) -> tuple[str, str]:
+    """(message, beginning of the reply) of a prompt that ends within a JSON object."""
+    at = prompt.rfind("\n{")
+    return (prompt[: at + 1], prompt[at + 1 :]) if at >= 0 else (prompt, "")
+
+
+class ServerBackend:
+    """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them."""
+
+    def __init__(self, url: str, model: str | None = None, *, key: str = "", temperature: float = 0.7, timeout_s: float = 600.0,
+                 parallel: int = 16):  # fmt: skip
+        """url: with the version, e.g. http://localhost:8000/v1. model: None asks the server. Raises UserError when silent."""
+        self.url, self.key, self.temperature = url.rstrip("/"), key, temperature
+        self.timeout_s, self.parallel = timeout_s, parallel
+        self.name = model or self._first_model()
+
+    def _first_model(self) -> str:
+        found = self._request("/models", None).get("data") or []
+        require(len(found) > 0, f"{self.url} serves no model")
+        return str(found[0]["id"])
+
+    def _request(self, path: str, content: dict | None) -> dict[str, Any]:
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            text = error.read()[:200].decode("utf-8", "replace")
+            raise UserError(f"{self.url}{path} answers {error.code}: {text}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.url}{path} does not answer as a server of OpenAI's protocol does: {error}") from error
+
+    def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
+        """Replies, one a prompt; an empty one where the server gave none."""
+        with ThreadPoolExecutor(self.parallel) as pool:
+            return list(pool.map(lambda p: self._one(_said(p), schema, max_tokens), prompts))
+
+    def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
+        """Replies to conversations of {"role", "content"}."""
+        with ThreadPoolExecutor(self.parallel) as pool:
+            return list(pool.map(lambda m: self._one(m, None, max_tokens), conversations))
+
+    def _one(self, messages: list[dict], schema: dict | None, max_tokens: int) -> str:
+        content = {"model": self.name, "messages": messages, "max_tokens": max_tokens, "temperature": self.temperature}
+        if schema is not None:
+            content["response_format"] = {"type": "json_schema", "json_schema": {"name": "prediction", "schema": schema}}
+        choices = self._request("/chat/completions", content).get("choices") or [{}]
+        return str((choices[0].get("message") or {}).get("content") or "")
+
+
+def language_backend(path: str | None, url: str | None) -> TransformersBackend | ServerBackend:
+    """The backend of a config: a server where `url` is given, else a local model."""
+    return ServerBackend(url, path) if url else TransformersBackend(path)

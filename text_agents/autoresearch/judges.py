@@ -1,0 +1,151 @@
+"""The two judges of specifications: the real sandbox, with a memory of what it has run, and a world model.
+
+What the sandbox costs is counted by what is *asked* of it: a program whose outcome is remembered from earlier (in this
+run, or in another one that shares the file) counts the computing seconds that it took when it really ran. So arms
+that share a memory cost on paper what they would cost alone, and a busy machine does not change the count."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from text_agents.autoresearch.execute import execute, to_code
+from text_agents.autoresearch.fidelity import cases_of
+from text_agents.autoresearch.outcomes import OutcomeModel
+from text_agents.autoresearch.rollouts import ResearchTask, Verdict
+from text_agents.autoresearch.sandbox import Sandbox
+from vla_wmrl.tracking import JsonLines, read_jsonl
+from vla_wmrl.world_model.language import BUCKET_RANKS, STATUSES, Case, Prediction
+
+
+def task_digest(task: ResearchTask) -> str:
+    """What an outcome depends on besides the program: data, answers and boards of the task."""
+    digest = hashlib.sha256(task.name.encode())
+    for folder in (task.task.public, task.task.private):
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class SandboxJudge:
+    """Real outcomes. `seconds`: computing seconds asked for; `asked`, `ran`: programs asked for and really run."""
+
+    def __init__(self, sandbox: Sandbox, memory: str | Path | None = None):
+        """memory: JSON-lines file of outcomes by content, read at the start and appended to; None keeps them in memory."""
+        self.sandbox = sandbox
+        self.known: dict[str, Verdict] = {}
+        self.file: JsonLines | None = None
+        self.digests: dict[str, str] = {}
+        self.seconds, self.asked, self.ran = 0.0, 0, 0
+        if memory is not None:
+            Path(memory).parent.mkdir(parents=True, exist_ok=True)
+            for row in read_jsonl(memory):
+                rank = float("nan") if row["rank"] is None else row["rank"]
+                self.known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"])
+            self.file = JsonLines(memory)
+
+    def key(self, task: ResearchTask, code: str) -> str:
+        if task.name not in self.digests:
+            self.digests[task.name] = task_digest(task) + json.dumps(asdict(self.sandbox.limits))
+        return hashlib.sha256(f"{self.digests[task.name]}\n{code}".encode()).hexdigest()
+
+    def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
+        wanted = [self.key(t, to_code(text, "pipeline", t.facts)[0]) for t, text in zip(tasks, texts, strict=True)]
+        waiting: dict[str, dict[str, str]] = {}  # task -> key -> text: equal programs run once
+        for task, text, key in zip(tasks, texts, wanted, strict=True):
+            if key not in self.known:
+                waiting.setdefault(task.name, {})[key] = text
+        by_name = {t.name: t for t in tasks}
+        fresh: dict[str, Verdict] = {}
+        for name, programs in waiting.items():
+            task = by_name[name]
+            for key, done in zip(
+                programs, execute(task.task, task.facts, list(programs.values()), "pipeline", self.sandbox), strict=True
+            ):
+                fresh[key] = Verdict(done.status, done.reward, done.rank, done.cpu_s)
+                self.ran += 1
+                if done.status != "ungraded":  # nobody ran it: the next one who asks gets another try
+                    self._remember(key, name, fresh[key])
+        verdicts = [self.known.get(key) or fresh[key] for key in wanted]
+        self.asked += len(verdicts)
+        self.seconds += sum(v.seconds for v in verdicts)
+        return verdicts
+
+    def _remember(self, key: str, task: str, verdict: Verdict) -> None:
+        self.known[key] = verdict
+        if self.file is not None:
+            self.file.write({"key": key, "task": task, **asdict(verdict)})
+
+
+class Predictor(Protocol):
+    """A world model: a prediction a case, None where it is missing."""
+
+    def predict(self, cases: Sequence[Case]) -> list[Prediction | None]: ...
+
+
+class WorldJudge:
+    """Outcomes that a world model foretells: the expected reward, and a status drawn from the predicted distribution
+    for the agent to read (a simulated sandbox answers with one outcome, not with a mixture)."""
+
+    def __init__(self, predictor: Predictor, limits_brief: str):
+        self.predictor, self.brief = predictor, limits_brief
+        self.texts: dict[str, tuple[str, str]] = {}  # task -> (description, inventory)
+        self.known: dict[tuple[str, str], Prediction | None] = {}
+        self.missing = 0
+
+    def case(self, task: ResearchTask, text: str) -> Case:
+        if task.name not in self.texts:
+            self.texts[task.name] = (task.task.description, task.task.inventory())
+        return Case(task.name, *self.texts[task.name], self.brief, to_code(text, "pipeline", task.facts)[0])
+
+    def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
+        asked = list(zip((t.name for t in tasks), texts, strict=True))
+        new = {pair: task for pair, task in zip(asked, tasks, strict=True) if pair not in self.known}
+        cases = [self.case(task, text) for (_, text), task in new.items()]
+        self.known |= dict(zip(new, self.predictor.predict(cases), strict=True))
+        return [self._verdict(self.known[pair], key) for pair, key in zip(asked, keys, strict=True)]
+
+    def _verdict(self, prediction: Prediction | None, key: Sequence[int]) -> Verdict:
+        if prediction is None:  # broken or too long: absent, never 0
+            self.missing += 1
+            return Verdict("ungraded", float("nan"), float("nan"))
+        uniform = np.random.default_rng(list(key)).random()
+        status = STATUSES[min(int(np.searchsorted(np.cumsum(prediction.p_status), uniform, side="right")), 3)]
+        rank = float(prediction.p_bucket @ BUCKET_RANKS) if status == "valid" else float("nan")
+        return Verdict(status, prediction.reward, rank)
+
+
+class PastOutcomes:
+    """`OutcomeModel`s fitted on executions of *other* tasks: the task at hand is as new to its world model as it would be
+    to a language model. One model a fold of the training tasks, fitted when first asked."""
+
+    def __init__(self, rows: pd.DataFrame, tasks: Sequence[str], folds: int = 4, form: str = "boosting"):
+        """rows: of `fidelity.read_rows`, those of `tasks` and of other tasks; held-out tasks' rows must not be among
+        them."""
+        self.rows, self.folds, self.form = rows, folds, form
+        self.fold = {name: i % folds for i, name in enumerate(sorted(tasks))}
+        self.models_: dict[int, OutcomeModel] = {}
+        # what the past cost the sandbox: once, for every run that uses it
+        self.seconds = float(rows["cpu_s"].sum()) if "cpu_s" in rows.columns else 0.0
+
+    def predict(self, cases: Sequence[Case]) -> list[Prediction | None]:
+        found: list[Prediction | None] = [None] * len(cases)
+        fold = [self.fold.get(case.task, -1) for case in cases]  # a task without rows here is new to all of them
+        for k in dict.fromkeys(fold):
+            index = [i for i, f in enumerate(fold) if f == k]
+            for i, prediction in zip(index, self._model(k).predict([cases[i] for i in index]), strict=True):
+                found[i] = prediction
+        return found
+
+    def _model(self, fold: int) -> OutcomeModel:
+        if fold not in self.models_:
+            rows = self.rows[[self.fold.get(t, -2) != fold for t in self.rows["task"]]]
+            self.models_[fold] = OutcomeModel(self.form).fit(cases_of(rows), rows["status"].tolist(), rows["reward"].tolist())
+        return self.models_[fold]

@@ -1,0 +1,104 @@
+"""Configuration of `vla-wmrl research train`. The sections of the method are the core's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from text_agents.autoresearch.config import SandboxConfig
+from vla_wmrl import arms
+from vla_wmrl.config import AnchorsConfig, DebiasConfig, FusionConfig, GrpoConfig, GuardConfig, LogConfig
+from vla_wmrl.errors import require
+
+_PREDICTED = {"world_model.kind": ("outcomes", "language")}
+
+
+def _arm(name: str) -> dict[str, tuple]:
+    """The core's switches of an arm, with a world model that predicts outcomes and without kinds of starts."""
+    fixed = {k: v for k, v in arms.ARMS[name].items() if k != "groups.kind"}
+    return fixed if name == "real" else {**fixed, **_PREDICTED}
+
+
+@dataclass
+class SpecPolicyConfig:
+    path: str | None = None  # folder of a trained policy to start from; null: uniform over the grammar
+    width: int = 128  # of the hidden layer
+
+    def validate(self) -> None:
+        require(self.width >= 1, f"policy.width={self.width} must be at least 1")
+
+
+@dataclass
+class OutcomeModelConfig:
+    kind: Literal["outcomes", "language", "none"] = "outcomes"  # fitted to past executions, a language model, or none
+    data: str | None = "results/autoresearch/fidelity.jsonl.gz"  # past executions (benchmarks/research_fidelity.py)
+    form: Literal["boosting", "forest"] = "boosting"
+    folds: int = 4  # a task is predicted by a model that has seen the other folds' tasks only
+    path: str | None = None  # language: checkpoint folder or name; null: the packaged SmolLM2-135M
+    url: str | None = None  # language: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
+    max_tokens: int = 512  # language: of an answer
+
+    def validate(self) -> None:
+        require(self.folds >= 2, f"world_model.folds={self.folds} must be at least 2")
+        require(self.kind != "outcomes" or self.data is not None, "world_model.data: name a file of past executions")
+        require(self.max_tokens >= 64, f"world_model.max_tokens={self.max_tokens}: an answer needs at least 64")
+
+
+@dataclass
+class ResearchEvalSection:
+    before: bool = True  # evaluate the policy that training starts from
+    after: bool = True  # evaluate the last policy
+    tasks: list[str] = field(default_factory=lambda: ["held_out"])  # names, or train, held_out, all
+    task_dirs: list[str] = field(default_factory=list)  # task folders, held out
+    episodes: int = 8  # trajectories a task
+
+    def validate(self) -> None:
+        require(
+            len(self.tasks) + len(self.task_dirs) > 0 or not (self.before or self.after),
+            "eval.tasks is empty: name tasks, or switch eval off",
+        )
+        require(self.episodes >= 1, f"eval.episodes={self.episodes} must be at least 1")
+
+
+@dataclass
+class ResearchTrainConfig:
+    """Train an agent: groups of trajectories graded by a world model and by the sandbox."""
+
+    ARMS: ClassVar[dict] = {name: _arm(name) for name in ("real", "wm", "mix", "debias", "denoise", "wmrl")}
+
+    output_dir: str | None = None  # run folder
+    resume: bool = False  # continue the run in output_dir from its last checkpoint
+    seed: int = 0
+    steps: int = 20  # policy updates
+    arm: Literal["real", "wm", "mix", "debias", "denoise", "wmrl"] = "wmrl"  # fixes the switches that define it
+    save_every: int = 5  # policy updates between checkpoints
+    keep_checkpoints: int = 2  # checkpoints kept
+    tasks: list[str] = field(default_factory=lambda: ["train"])  # names, or train
+    turns: int = 4  # programs a trajectory; the best counts
+    memory: str | None = None  # JSON-lines file of sandbox outcomes by content, shared by runs; null: in output_dir
+    policy: SpecPolicyConfig = field(default_factory=SpecPolicyConfig)
+    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=3e-3, minibatch_looks=4096))
+    anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
+    debias: DebiasConfig = field(default_factory=DebiasConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    world_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
+    sandbox: SandboxConfig = field(default_factory=lambda: SandboxConfig(cpu_s=20, wall_s=600.0))
+    eval: ResearchEvalSection = field(default_factory=ResearchEvalSection)
+    log: LogConfig = field(default_factory=lambda: LogConfig(tensorboard=False))
+
+    def validate(self) -> None:
+        for section in (self.policy, self.grpo, self.anchors, self.debias, self.fusion, self.guard, self.world_model):
+            section.validate()
+        self.sandbox.validate()
+        self.eval.validate()
+        require(self.output_dir is not None, "no folder for the run: pass --output_dir=FOLDER")
+        require(self.steps >= 1, f"steps={self.steps} must be at least 1")
+        require(self.save_every >= 1 and self.keep_checkpoints >= 1, "save_every and keep_checkpoints start at 1")
+        require(1 <= self.turns <= 8, f"turns={self.turns} is outside 1..8")
+        require(len(self.tasks) > 0, "no task: pass --tasks")
+        arms.check_arm(self)
+        require(
+            self.anchors.minimum <= self.grpo.n_groups,
+            f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
+        )
