@@ -162,7 +162,7 @@ class LiberoEnv:
         self.steps = 0  # control steps since the end of settling
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
-        self._renderers: dict[int, object] = {}
+        self._renderer = None
 
     @cached_property
     def official_states(self) -> np.ndarray:
@@ -172,10 +172,13 @@ class LiberoEnv:
     def _control(self):
         """LIBERO's ControlEnv, built (and thereby reset once) without cameras: we render ourselves."""
         _, _, control_env = _libero()
-        with _quiet(), _numpy_seed(0):
+        from sim.model_cache import compiling_from_cache
+
+        with _quiet(), _numpy_seed(0), compiling_from_cache() as made:
             control = control_env(
                 bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
             )
+        self._pictures = made[-1]
         if self.spec.stepping != "robosuite":
             from sim.stepping import Stepper
 
@@ -236,7 +239,9 @@ class LiberoEnv:
         if self.spec.stepping == "robosuite":
             self._control.env.object_property_initializers.clear()  # LIBERO appends to it in every reset
             seed = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
-            with _quiet(), _numpy_seed(seed):
+            from sim.model_cache import compiling_from_cache
+
+            with _quiet(), _numpy_seed(seed), compiling_from_cache():  # a hard reset compiles
                 self._control.reset()
         else:
             self.restore(self._fixtures(key))
@@ -307,18 +312,18 @@ class LiberoEnv:
         return np.concatenate([d.site_xpos[ids["grip_site"]], axis_angle(quat), d.qpos[ids["gripper_qpos"]]]).astype(np.float32)
 
     def render(self, camera: str = "agentview", size: int | None = None) -> np.ndarray:
-        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied. One renderer is kept for every size."""
-        from sim.render import CameraRenderer
+        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied. The renderer is kept."""
+        model = self.model
+        if self._renderer is None:
+            from sim.render import CameraRenderer
 
-        size = size or self.spec.image_size
-        if size not in self._renderers:
-            self._renderers[size] = CameraRenderer(self.model, size, self.spec.lod_mm, self.spec.multisample)
-        return self._renderers[size].render(self.model, self.data, camera)
+            self._renderer = CameraRenderer(model, self._pictures, self.spec.lod_mm, self.spec.multisample)
+        return self._renderer.render(model, self.data, camera, size or self.spec.image_size)
 
     def close_renderer(self) -> None:
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers.clear()
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
 
     def close(self) -> None:
         self.close_renderer()
