@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -57,9 +59,9 @@ def key_of(xml: str) -> str:
 def _read(path: Path) -> Arrays | None:
     """The arrays in `path`; None when it is missing or damaged."""
     try:
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        with zipfile.ZipFile(path) as file:  # whole members, so that their checksums are compared before they are parsed
+            return {Path(name).stem: np.load(io.BytesIO(file.read(name))) for name in file.namelist()}
+    except (OSError, EOFError, ValueError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error):
         return None
 
 
@@ -71,12 +73,12 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 
 def _store(folder: Path, arrays: Arrays) -> str:
-    """Writes `arrays` under a name that says what they hold, unless they are there; returns the name."""
+    """Writes `arrays` under a name that says what they hold, unless they are there and whole; returns the name."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in arrays.items():
         digest.update(f"{name} {array.shape} ".encode() + np.ascontiguousarray(array).data)
     path = folder / f"{digest.hexdigest()}.npz"
-    if not path.exists():
+    if _read(path) is None:
         _write(path, arrays)
     return path.stem
 

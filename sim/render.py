@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import threading
@@ -24,10 +25,20 @@ class _Screen:
     def __init__(self):
         self._context = mujoco.gl_context.GLContext(64, 64)  # images are drawn in buffers of their own
         self.textures: dict[tuple[str, int], list[int]] = {}  # [GL name, users]
-        self.free = weakref.finalize(self, self._context.free)  # at exit too, while the GL library is still there
+        self.drawing: dict[int, mujoco.MjrContext] = {}
+        self.open = True
+        atexit.register(self._close)  # registered after the GL library's own end, hence called before it
 
     def make_current(self) -> None:
         self._context.make_current()
+
+    def _close(self) -> None:
+        self.make_current()
+        for context in self.drawing.values():
+            context.free()
+        self.drawing.clear()
+        self._context.free()
+        self.open = False
 
 
 _screens = threading.local()
@@ -71,6 +82,7 @@ class CameraRenderer:
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._option.geomgroup[_HIDDEN_GROUP] = 0
         del meshes, drawn, upload
+        self._screen.drawing[id(self._context)] = self._context
         used = self._share_textures(model, pictures)
         self.close = weakref.finalize(self, _release, self._screen, self._context, used)
         give_back_memory()
@@ -110,7 +122,10 @@ class CameraRenderer:
 
 def _release(screen: _Screen, context: mujoco.MjrContext, used: dict[int, tuple[str, int]]) -> None:
     """Frees `context`, and with it those textures that no other renderer of the thread uses."""
+    if not screen.open:  # at exit
+        return
     screen.make_current()
+    del screen.drawing[id(context)]
     for i, key in used.items():
         entry = screen.textures[key]
         entry[1] -= 1
