@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.gl import robosuite_import_env, setup_gl
 from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.snapshot import Snapshot
 from sim.view import Pose, Region, View
 from vla_wmrl.errors import UserError
 
@@ -55,18 +56,6 @@ class Task:
     name: str
     language: str
     bddl: str
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The full state of a LiberoEnv, without handles: restores in any process that built the same task, bit-equal."""
-
-    physics: np.ndarray  # mjSTATE_INTEGRATION: time, qpos, qvel, warm start, ctrl, ...
-    body_pos: np.ndarray  # [nbody, 3] fixtures are moved in the model
-    body_quat: np.ndarray  # [nbody, 4]
-    memory: dict[str, np.ndarray]  # the controller's
-    observation: dict[str, np.ndarray] = field(default_factory=dict)  # the look at this instant, if one was made
-    steps: int = 0
 
 
 def _nearest(word: str, known) -> str:

@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from vla_wmrl.errors import UserError
 
 FORMAT = 1  # of the files; part of the key
 FOLDER = "VLA_WMRL_CACHE"
+_REPLACING = threading.RLock()
 
 
 def cache_folder() -> Path:
@@ -49,7 +51,7 @@ def cache_folder() -> Path:
 def key_of(xml: str) -> str:
     """Name of the model that `xml` compiles to."""
     digest = hashlib.blake2b(f"{FORMAT} {mujoco.__version__} {xml}".encode(), digest_size=16)
-    for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
+    for file in sorted(set(re.findall(r'file\w*="([^"]+)"', xml))):
         with contextlib.suppress(OSError):
             stat = os.stat(file)
             digest.update(f"{stat.st_size} {stat.st_mtime_ns} ".encode())
@@ -68,7 +70,12 @@ def _read(path: Path) -> Arrays | None:
 def _write(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as draft:
-        np.savez(draft, **arrays)
+        try:
+            np.savez(draft, **arrays)
+        except BaseException:  # a full disk, an interrupt
+            os.unlink(draft.name)
+            raise
+    os.chmod(draft.name, 0o644)  # a cache may be shared; temporary files are their owner's
     os.replace(draft.name, path)
 
 
@@ -103,7 +110,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """One process at a time; a lock that its holder's death releases."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o666)
     except OSError as error:
         raise UserError(f"cannot write compiled models to {folder} ({error.strerror}): set {FOLDER} to another") from None
     try:
@@ -149,7 +156,8 @@ class Pictures:
         found = _read(path)
         if found is None:
             found = parts.simplify(self._part("meshes", name), cell_m)
-            _write(path, found)
+            with contextlib.suppress(OSError):  # a cache that was filled before and is read-only now does
+                _write(path, found)
         return found
 
     def texture(self, index: int) -> Arrays:
@@ -181,21 +189,26 @@ def compiled(xml: str) -> tuple[mujoco.MjModel, Pictures]:
 
 @contextlib.contextmanager
 def compiling_from_cache() -> Iterator[list[Pictures]]:
-    """Inside the block, the simulators that robosuite makes have models from the cache; yields their pictures, in order."""
+    """Inside the block, the simulators that robosuite makes have models from the cache; yields their pictures, in order.
+
+    One thread at a time is inside: robosuite's function is replaced for the whole process.
+    """
     from robosuite.utils.binding_utils import MjSim
 
-    original, made = MjSim.__dict__["from_xml_string"], []
+    made: list[Pictures] = []
 
     def from_xml_string(cls, xml: str):
         model, pictures = compiled(xml)
         made.append(pictures)
         return cls(model)
 
-    MjSim.from_xml_string = classmethod(from_xml_string)
-    try:
-        yield made
-    finally:
-        MjSim.from_xml_string = original
+    with _REPLACING:
+        original = MjSim.__dict__["from_xml_string"]
+        MjSim.from_xml_string = classmethod(from_xml_string)
+        try:
+            yield made
+        finally:
+            MjSim.from_xml_string = original
 
 
 if __name__ == "__main__":
