@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.gl import robosuite_import_env, setup_gl
 from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.snapshot import Snapshot
 from sim.view import Pose, Region, View
 from vla_wmrl.errors import UserError
 
@@ -55,18 +56,6 @@ class Task:
     name: str
     language: str
     bddl: str
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The full state of a LiberoEnv, without handles: restores in any process that built the same task, bit-equal."""
-
-    physics: np.ndarray  # mjSTATE_INTEGRATION: time, qpos, qvel, warm start, ctrl, ...
-    body_pos: np.ndarray  # [nbody, 3] fixtures are moved in the model
-    body_quat: np.ndarray  # [nbody, 4]
-    memory: dict[str, np.ndarray]  # the controller's
-    observation: dict[str, np.ndarray] = field(default_factory=dict)  # the look at this instant, if one was made
-    steps: int = 0
 
 
 def _nearest(word: str, known) -> str:
@@ -162,7 +151,7 @@ class LiberoEnv:
         self.steps = 0  # control steps since the end of settling
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
-        self._renderers: dict[int, object] = {}
+        self._renderer = None
 
     @cached_property
     def official_states(self) -> np.ndarray:
@@ -172,10 +161,13 @@ class LiberoEnv:
     def _control(self):
         """LIBERO's ControlEnv, built (and thereby reset once) without cameras: we render ourselves."""
         _, _, control_env = _libero()
-        with _quiet(), _numpy_seed(0):
+        from sim.model_cache import compiling_from_cache
+
+        with _quiet(), _numpy_seed(0), compiling_from_cache() as made:
             control = control_env(
                 bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
             )
+        self._pictures = made[-1]
         if self.spec.stepping != "robosuite":
             from sim.stepping import Stepper
 
@@ -236,7 +228,9 @@ class LiberoEnv:
         if self.spec.stepping == "robosuite":
             self._control.env.object_property_initializers.clear()  # LIBERO appends to it in every reset
             seed = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
-            with _quiet(), _numpy_seed(seed):
+            from sim.model_cache import compiling_from_cache
+
+            with _quiet(), _numpy_seed(seed), compiling_from_cache():  # a hard reset compiles
                 self._control.reset()
         else:
             self.restore(self._fixtures(key))
@@ -307,18 +301,18 @@ class LiberoEnv:
         return np.concatenate([d.site_xpos[ids["grip_site"]], axis_angle(quat), d.qpos[ids["gripper_qpos"]]]).astype(np.float32)
 
     def render(self, camera: str = "agentview", size: int | None = None) -> np.ndarray:
-        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied. One renderer is kept for every size."""
-        from sim.render import CameraRenderer
+        """[size, size, 3] uint8 of `camera`, LIBERO's 180-degree rotation applied. The renderer is kept."""
+        model = self.model
+        if self._renderer is None:
+            from sim.render import CameraRenderer
 
-        size = size or self.spec.image_size
-        if size not in self._renderers:
-            self._renderers[size] = CameraRenderer(self.model, size, self.spec.lod_mm, self.spec.multisample)
-        return self._renderers[size].render(self.model, self.data, camera)
+            self._renderer = CameraRenderer(model, self._pictures, self.spec.lod_mm, self.spec.multisample)
+        return self._renderer.render(model, self.data, camera, size or self.spec.image_size)
 
     def close_renderer(self) -> None:
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers.clear()
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
 
     def close(self) -> None:
         self.close_renderer()
