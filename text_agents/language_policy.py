@@ -137,7 +137,7 @@ class LanguagePolicy:
         path.mkdir(parents=True, exist_ok=True)
         if self.adapted and self.name:
             self.model.peft_config["default"].base_model_name_or_path = self.name
-            self.model.save_pretrained(path)
+            self.model.save_pretrained(path, save_embedding_layers=False)  # no embedding is trained
             (path / BASE).write_text(json.dumps({"base": self.name}) + "\n", encoding="utf-8")
         else:
             whole = self.model

@@ -117,7 +117,7 @@ def test_calibration_with_a_real_embedder_tells_states_apart(embedder):
 
 
 def test_a_proposed_threshold_pays_nothing_for_phrases_without_facts(embedder):
-    """It proposed 0.35 for MiniLM, at which "you see nothing" was right nearly everywhere."""
+    """It proposed 0.35 for MiniLM, at which "you see nothing" is right about most places, whatever is there."""
     things = ("book", "vase", "pen", "mug", "lamp", "egg")
     states = [f"You arrive at shelf {i}. On the shelf {i}, you see a {a} {i}, and a {b} 2." for i, (a, b) in enumerate(
         (a, b) for a in things for b in things if a < b)]  # fmt: skip
