@@ -110,7 +110,8 @@ def test_shipped_configs_load_as_they_are(path):
     known = COMMANDS
     if command in TEXT_AGENTS:
         known, command = import_module(TEXT_AGENTS[command]).COMMANDS, following
-    arguments.load(known[command][0], [f"--config_path={path}"])
+    found = known[command]
+    arguments.load(found[0] if isinstance(found, tuple) else found, [f"--config_path={path}"])
 
 
 def test_help_shows_every_field_with_its_comment():
