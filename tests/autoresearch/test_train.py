@@ -156,12 +156,12 @@ def test_an_update_runs_in_the_real_sandbox_and_again_from_its_memory(tasks, tmp
     monkeypatch.setattr(train, "collect_tasks", lambda cfg: tasks)
     sizes = ["--grpo.n_groups=2", "--grpo.group_size=2", "--turns=1", "--eval.episodes=1", "--eval.before=false"]
     argv = ["research", "train", "--arm=real", "--steps=1", f"--memory={tmp_path / 'memory.jsonl'}", *sizes]
-    assert cli.main([*argv, f"--output_dir={tmp_path / 'first'}"]) == 0, capsys.readouterr().err
+    assert cli.main([*argv, f"--output_dir={tmp_path / 'run_1'}"]) == 0, capsys.readouterr().err
     assert "second" in capsys.readouterr().out
     known = read_jsonl(tmp_path / "memory.jsonl")
-    assert cli.main([*argv, f"--output_dir={tmp_path / 'again'}"]) == 0, capsys.readouterr().err
+    assert cli.main([*argv, f"--output_dir={tmp_path / 'run_2'}"]) == 0, capsys.readouterr().err
     assert read_jsonl(tmp_path / "memory.jsonl") == known and 2 <= len(known) <= 5
-    first, again = (json.loads((tmp_path / name / "ledger.json").read_text()) for name in ("first", "again"))
+    first, again = (json.loads((tmp_path / name / "ledger.json").read_text()) for name in ("run_1", "run_2"))
     spent = "worker_time/sandbox_anchors_s"
     assert first[spent] == again[spent] > 0, "what is remembered still counts"
 

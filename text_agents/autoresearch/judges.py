@@ -83,6 +83,11 @@ class SandboxJudge:
         if self.file is not None:
             self.file.write({"key": key, "task": task, **asdict(verdict)})
 
+    def close(self) -> None:
+        """Close the memory's file; the sandbox belongs to whoever made it."""
+        if self.file is not None:
+            self.file.close()
+
 
 class Predictor(Protocol):
     """A world model: a prediction a case, None where it is missing."""

@@ -20,7 +20,7 @@ from text_agents.autoresearch.sandbox import Sandbox
 from text_agents.autoresearch.spec_policy import SpecPolicy
 from text_agents.autoresearch.tasks import load_task
 from text_agents.autoresearch.train_config import OutcomeModelConfig, ResearchTrainConfig
-from vla_wmrl import checkpoint, cli
+from vla_wmrl import checkpoint
 from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.errors import require
 from vla_wmrl.fusion import Fusion, Guard
@@ -224,7 +224,6 @@ def collect_tasks(cfg: ResearchTrainConfig) -> Tasks:
 
 def train(cfg: ResearchTrainConfig) -> int:
     """Runs `cfg` to its end; with --resume, from the newest checkpoint of its folder."""
-    cli.check_output_dir(cfg.output_dir, cfg.resume)
     tasks = collect_tasks(cfg)
     with Sandbox({t.name: t.task.public for t in tasks.all}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
         run = Run(cfg, tasks, sandbox)
