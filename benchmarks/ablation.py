@@ -13,36 +13,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cells import run_cell
 from vla_wmrl.stats import wilson
 from vla_wmrl.tracking import read_jsonl, write_json
 
 ARMS = ("real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl")
 TRAINING = ("anchors", "starts", "world_model")  # purposes of real control steps that training paid for
-
-
-def run_cell(arm: str, seed: int, args: argparse.Namespace, extra: list[str]) -> Path:
-    """Runs or resumes one cell; returns its folder."""
-    folder = Path(args.runs) / f"{arm}_{seed}"
-    if (folder / "ledger.json").exists():
-        return folder
-    shared = Path(args.runs) / f"before_{seed}.jsonl"
-    command = [sys.executable, "-m", "vla_wmrl.cli", "train", f"--config_path={args.config_path}", f"--arm={arm}",
-               f"--seed={seed}", f"--output_dir={folder}", *extra]  # fmt: skip
-    if folder.exists() and any(p.name != "config.yaml" for p in folder.iterdir()):
-        command.append("--resume=true")
-    elif shared.exists():
-        command.append("--eval.before=false")
-    print(" ".join(command), flush=True)
-    subprocess.run(command, check=True)
-    before = folder / "eval_before.jsonl"
-    if before.exists() and not shared.exists():
-        shutil.copy(before, shared)
-    return folder
 
 
 def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], list[dict]]:
@@ -103,7 +84,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
         for arm in args.arms.split(","):
-            run_cell(arm, seed, args, extra)
+            command = ["train", f"--config_path={args.config_path}", f"--arm={arm}", f"--seed={seed}", *extra]
+            run_cell(command, runs / f"{arm}_{seed}", runs / f"before_{seed}.jsonl")
             write(runs, out)
 
 

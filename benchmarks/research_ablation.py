@@ -15,37 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cells import run_cell
 from vla_wmrl.stats import paired_difference
 from vla_wmrl.tracking import read_jsonl, write_json
 
 ARMS = ("real", "wm", "mix", "debias", "denoise", "wmrl")
-
-
-def run_cell(arm: str, seed: int, args: argparse.Namespace, extra: list[str]) -> None:
-    """Runs or resumes one cell."""
-    runs = Path(args.runs)
-    folder, shared = runs / f"{arm}_{seed}", runs / f"before_{seed}.jsonl"
-    if (folder / "ledger.json").exists():
-        return
-    command = [sys.executable, "-m", "vla_wmrl.cli", "research", "train", f"--config_path={args.config_path}",
-               f"--arm={arm}", f"--seed={seed}", f"--output_dir={folder}", f"--memory={runs / 'outcomes.jsonl'}",
-               *extra]  # fmt: skip
-    if folder.exists() and any(p.name != "config.yaml" for p in folder.iterdir()):
-        command.append("--resume=true")
-    elif shared.exists():
-        command.append("--eval.before=false")
-    print(" ".join(command), flush=True)
-    subprocess.run(command, check=True)
-    before = folder / "eval_before.jsonl"
-    if before.exists() and not shared.exists():
-        shutil.copy(before, shared)
 
 
 def rows_of(arm: str, seed: int, trajectories: list[dict], sandbox_s: float, wall_s: float) -> list[dict]:
@@ -123,7 +104,9 @@ def main() -> None:
     runs.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
         for arm in args.arms.split(","):
-            run_cell(arm, seed, args, extra)
+            command = ["research", "train", f"--config_path={args.config_path}", f"--arm={arm}", f"--seed={seed}"]
+            memory = f"--memory={runs / 'outcomes.jsonl'}"
+            run_cell([*command, memory, *extra], runs / f"{arm}_{seed}", runs / f"before_{seed}.jsonl")
             write(runs, Path(args.output_dir))
 
 

@@ -112,7 +112,7 @@ class Learner:
     def _lbfgs(self, batch: _Scored) -> dict:
         """Up to `epochs` iterations of L-BFGS on the whole batch, begun afresh: what the batch says is fitted, not followed
         for one step. At the same distance it gains more on other starts than one step along the gradient, and a step that
-        is normalised weight by weight spends most of its length on the gradient's noise (results/update_rules)."""
+        is normalised weight by weight spends most of its length on the gradient's noise (docs/open-questions.md)."""
         optimizer = torch.optim.LBFGS(
             self.parameters, lr=1.0, max_iter=self.cfg.epochs, history_size=12, line_search_fn="strong_wolfe",
             tolerance_grad=1e-10, tolerance_change=1e-14,
