@@ -24,7 +24,7 @@ from sim.quiet import quiet_lerobot
 from sim.rollout import PolicyRef, begin
 from sim.state import read_state, state_spec
 from sim.workers import Context
-from vla_wmrl.config import DemosConfig
+from vla_wmrl.config_commands import DemosConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies.noise import generator
 from vla_wmrl.progress import Progress

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from sim.gl import Backend, setup_gl
-from vla_wmrl.config import DoctorConfig
+from vla_wmrl.config_commands import DoctorConfig
 from vla_wmrl.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,7 +18,7 @@ from sim.libero import EnvSpec, suite_tasks
 from sim.protocol import CONTROL_HZ, describe
 from sim.rollout import PolicyRef, RolloutJob
 from sim.workers import Pool
-from vla_wmrl.config import EvalConfig
+from vla_wmrl.config_commands import EvalConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.progress import Progress
 from vla_wmrl.stats import wilson

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vla_wmrl.config import InfoConfig
+from vla_wmrl.config_commands import InfoConfig
 from vla_wmrl.errors import UserError, require
 
 

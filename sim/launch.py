@@ -13,7 +13,7 @@ from sim.evaluate import EvalPlan, evaluate, show, summary
 from sim.execute import GroupExecutor, collect
 from sim.imagine import WorldModelRuntime, task_specs
 from sim.protocol import describe
-from sim.rewards import branch_reward, episode_reward, mark, passes_next
+from sim.rewards import branch_margin, branch_reward, episode_reward, mark, passes_next
 from sim.starts import BranchStarts, EpisodeStarts
 from sim.workers import Pool
 from vla_wmrl import checkpoint, report
@@ -81,6 +81,7 @@ class Run:
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
             reward=branch_reward(cfg.groups.reward, self.conjuncts) if branch else episode_reward, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(),
+            score=branch_margin(self.conjuncts) if cfg.groups.score == "margin" else None,
         )  # fmt: skip
 
     # ---- state

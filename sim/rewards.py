@@ -4,6 +4,9 @@ The start's own progress is a constant of the group, which the baseline removes.
 way, also for descending before the hand is over the object, and gives every group a spread, most of it noise; `stage`
 leaves out what happens inside a tenth; `milestone` pays for picked-up objects and goals that hold at the end, and for nothing
 else; `next` pays 1 for passing a milestone that the rollout had not passed before, whenever in the branch that is.
+
+A world model can say more than pass or fail: `margin`, how far beyond the next milestone a branch came at its best, or how
+far it stayed below. As a score that the calibration turns into the chance of passing for real, it tells near misses apart.
 """
 
 from __future__ import annotations
@@ -24,6 +27,12 @@ PICKED_UP = 0.54
 def episode_reward(rollout: Rollout) -> float:
     """Sparse success, as the benchmark counts it."""
     return float(rollout.success)
+
+
+def next_milestone(start: Start, conjuncts: int) -> float:
+    """Progress in [0, 1] at which the first milestone lies that `start` has not passed; 1 when it passed all."""
+    every = [(k + at) / conjuncts for k in range(conjuncts) for at in (PICKED_UP, 1.0)]
+    return every[min(round(2 * conjuncts * start.passed), len(every) - 1)]
 
 
 def milestones(progress: float, conjuncts: int) -> float:
@@ -54,6 +63,17 @@ def branch_reward(kind: str, conjuncts: Mapping[int, int]) -> Callable[[Rollout]
         return float(passes(rollout.start, best, conjuncts[rollout.start.task_id]))
 
     return {"progress": progress, "stage": stage, "milestone": milestone, "next": following}[kind]
+
+
+def branch_margin(conjuncts: Mapping[int, int]) -> Callable[[Rollout], float]:
+    """Best progress of a branch after its start over the next milestone, in conjuncts: >= 0 exactly where `next` pays."""
+
+    def margin(rollout: Rollout) -> float:
+        goals = conjuncts[rollout.start.task_id]
+        best = max(float(p) for p in rollout.progress[1:])
+        return goals * (best - next_milestone(rollout.start, goals)) + 1e-6
+
+    return margin
 
 
 def mark(starts: Sequence[Start], path: Sequence[float], conjuncts: int) -> list[Start]:

@@ -36,7 +36,7 @@ from sim import demo_data, vision
 from sim.demo_data import DemoData
 from sim.libero import suite_tasks
 from sim.protocol import CAMERAS, STATE_KEY
-from vla_wmrl.config import SftConfig
+from vla_wmrl.config_commands import SftConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano
 from vla_wmrl.policies.flow import FlowPolicy

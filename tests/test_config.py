@@ -6,7 +6,8 @@ import pytest
 
 from vla_wmrl import arguments
 from vla_wmrl.arms import ARMS, MIXED_ARMS, dotted
-from vla_wmrl.config import DemosConfig, EvalConfig, SftConfig, TrainConfig
+from vla_wmrl.config import TrainConfig
+from vla_wmrl.config_commands import DemosConfig, EvalConfig, SftConfig
 from vla_wmrl.errors import UserError
 
 OK = ["--policy.path=p", "--world_model.path=w"]

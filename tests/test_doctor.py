@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sim import doctor, info
-from vla_wmrl.config import DoctorConfig
+from vla_wmrl.config_commands import DoctorConfig
 from vla_wmrl.errors import UserError
 
 

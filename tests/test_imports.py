@@ -15,7 +15,7 @@ PACKAGES = ("vla_wmrl", "sim", "text_agents")
 # Layer of each module of the core; a module may import its own layer and lower ones.
 LAYERS = {
     "errors": 0, "types": 0,
-    "arms": 1, "config": 1, "stats": 1, "advantage": 1, "grpo": 1, "anchors": 1,
+    "arms": 1, "config": 1, "config_commands": 1, "stats": 1, "advantage": 1, "grpo": 1, "anchors": 1,
     "arguments": 2, "debias": 2, "fusion": 2, "progress": 2, "checkpoint": 2,
     "tracking": 3, "report_plots": 3, "report": 4,
     "world_model": 4, "policies": 4,
@@ -24,6 +24,7 @@ LAYERS = {
 PURE = ("types", "stats", "advantage", "grpo", "anchors", "debias", "fusion")  # arrays in, arrays out
 PURE_MAY_NOT = (
     "vla_wmrl.config",
+    "vla_wmrl.config_commands",
     "vla_wmrl.tracking",
     "vla_wmrl.checkpoint",
     "vla_wmrl.arguments",

@@ -8,7 +8,7 @@ from vla_wmrl.errors import UserError, require
 
 _ISOTONIC = {"debias.kind": ("isotonic", "released")}
 _WEIGHTED = {"fusion.kind": ("inverse_variance", "released", "mse", "reliability", "ppi")}
-_RAW = {"debias.kind": ("none",)}
+_RAW = {"debias.kind": ("none",), "groups.score": ("reward",)}
 _EQUAL = {"fusion.kind": ("none",)}
 _UNGUARDED = {"guard.enabled": (False,)}
 _REAL = {"anchors.fraction": (1.0,), "world_model.kind": ("none",), **_RAW, **_EQUAL, **_UNGUARDED}

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from vla_wmrl import arguments, config
+from vla_wmrl import arguments, config, config_commands
 from vla_wmrl.errors import UserError, nearest, require
 
 # command -> (config class, module, function that takes the config and returns an exit code or None)
 COMMANDS: dict[str, tuple[type, str, str]] = {
-    "doctor": (config.DoctorConfig, "sim.doctor", "main"),
-    "demos": (config.DemosConfig, "sim.demos", "main"),
-    "sft": (config.SftConfig, "sim.sft", "main"),
+    "doctor": (config_commands.DoctorConfig, "sim.doctor", "main"),
+    "demos": (config_commands.DemosConfig, "sim.demos", "main"),
+    "sft": (config_commands.SftConfig, "sim.sft", "main"),
     "train": (config.TrainConfig, "sim.launch", "train"),
-    "eval": (config.EvalConfig, "sim.evaluate", "main"),
-    "report": (config.ReportConfig, "vla_wmrl.report", "main"),
-    "info": (config.InfoConfig, "sim.info", "main"),
+    "eval": (config_commands.EvalConfig, "sim.evaluate", "main"),
+    "report": (config_commands.ReportConfig, "vla_wmrl.report", "main"),
+    "info": (config_commands.InfoConfig, "sim.info", "main"),
 }
 MAKES_A_FOLDER = ("demos", "sft", "train", "eval")
 

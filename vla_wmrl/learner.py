@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,18 @@ from vla_wmrl.errors import UserError
 from vla_wmrl.policies.base import Batch, Trainable
 
 MAX_HALVINGS = 8
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Every core for the block, while the simulators wait; a limit that the user set (OMP_NUM_THREADS) stays."""
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "sched_getaffinity"):
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import yaml
 
 from vla_wmrl import report_plots as plots
 from vla_wmrl import stats
-from vla_wmrl.config import EvalSection, ReportConfig
+from vla_wmrl.config import EvalSection
+from vla_wmrl.config_commands import ReportConfig
 from vla_wmrl.errors import require
 from vla_wmrl.progress import clock
 from vla_wmrl.tracking import read_jsonl

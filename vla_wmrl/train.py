@@ -18,7 +18,7 @@ from vla_wmrl.advantage import group_advantages
 from vla_wmrl.config import TrainConfig
 from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.fusion import Fusion
-from vla_wmrl.learner import Learner
+from vla_wmrl.learner import Learner, all_cores
 from vla_wmrl.stats import spearman
 from vla_wmrl.tracking import Ledger
 from vla_wmrl.types import Group, Rollout, Start
@@ -44,7 +44,10 @@ class Starts(Protocol):
 
 @dataclass
 class Loop:
-    """The objects of a run. `imagine` is None in the arms without a world model, `debias` in those without calibration."""
+    """The objects of a run. `imagine` is None in the arms without a world model, `debias` in those without calibration.
+
+    `score` of an imagined rollout is what the calibration maps to real rewards; None: the reward itself.
+    """
 
     cfg: TrainConfig
     learner: Learner
@@ -55,6 +58,11 @@ class Loop:
     debias: IsotonicDebiaser | None
     fusion: Fusion
     ledger: Ledger
+    score: Callable[[Rollout], float] | None = None
+
+    def __post_init__(self):
+        if self.score is not None and self.debias is None:
+            raise ValueError("a score that is no reward needs a calibration")
 
     def step(self, step: int) -> dict[str, float]:
         """One policy update; returns its metrics."""
@@ -103,7 +111,7 @@ class Loop:
                     rollouts=executed or twin,
                     twins=twin if is_anchor else (),
                     r_env=np.array([self.reward(r) for r in executed]) if executed else absent,
-                    r_wm=np.array([self.reward(r) for r in twin]) if twin else absent,
+                    r_wm=np.array([(self.score or self.reward)(r) for r in twin]) if twin else absent,
                 )
             )
         return groups
@@ -127,7 +135,7 @@ class Loop:
             rollouts += [r for i in twins for r in groups[i].twins]
             advantages = np.concatenate([advantages, weights.twin * more.ravel()])
             valid = np.concatenate([valid, np.isfinite(f[twins]).ravel()])
-        with self.ledger.phase("update"):
+        with self.ledger.phase("update"), all_cores():
             # Before the calibration is ready nine groups in ten weigh nothing, and the rest is too little for a step: the first
             # anchors serve the calibration alone.
             metrics = self.learner.update(rollouts, advantages, valid, n_rollouts) if wm_ok else {"skipped": 1.0}
@@ -149,11 +157,11 @@ class Loop:
             metrics |= {"reward/env_gain": gain}
         if self.imagine is not None:
             imagined = [r for g in groups for r in (g.twins if g.anchor else g.rollouts)]
-            metrics |= {"reward/wm_mean": float(np.nanmean(r_wm)), "success/wm": _rate(imagined)}
+            metrics |= {"reward/wm_mean": float(np.mean([self.reward(r) for r in imagined])), "success/wm": _rate(imagined)}
             if anchor.any():
                 twins = [r for g in groups for r in g.twins]
                 metrics |= {
-                    "wm/reward_twins": float(np.nanmean(r_wm[anchor])),
+                    "wm/reward_twins": float(np.mean([self.reward(r) for r in twins])),
                     "wm/success_twins": _rate(twins),
                     "reward/calibrated_mean": float(np.nanmean(f)),
                     "calib/spearman": spearman(r_wm[anchor].ravel(), r_env[anchor].ravel()),

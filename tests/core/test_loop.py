@@ -192,6 +192,19 @@ def test_two_steps_after_a_restore_equal_two_steps_in_a_row():
     assert torch.equal(weights(whole), weights(second))
 
 
+def test_a_score_reaches_the_gradient_through_the_calibration_alone():
+    """A score on another scale must train as the reward would that it is a monotone map of; uncalibrated it must not train."""
+    plain, scored = make(debias=IsotonicDebiaser(min_pairs=4)), make(debias=IsotonicDebiaser(min_pairs=4))
+    scored.score = lambda r: 100.0 * float(r.progress[-1]) ** 3 - 7.0
+    for step in range(3):
+        plain.step(step)
+        metrics = scored.step(step)
+    torch.testing.assert_close(weights(plain), weights(scored), rtol=1e-6, atol=1e-8)
+    assert 0 <= metrics["reward/wm_mean"] <= 1  # what is shown is the reward
+    with pytest.raises(ValueError, match="needs a calibration"):
+        Loop(**{**{k: getattr(plain, k) for k in plain.__dataclass_fields__}, "debias": None, "score": scored.score})
+
+
 def test_ppi_trains_on_the_anchors_twins_too():
     loop = make(fusion="ppi", reward_wm=lambda s, m: truth(s, m) * 0.5)
     for step in range(3):

@@ -7,7 +7,7 @@ import pytest
 
 from sim.execute import GroupExecutor
 from sim.libero import EnvSpec
-from sim.rewards import branch_reward, mark, milestones, passes_next
+from sim.rewards import branch_margin, branch_reward, mark, milestones, passes_next
 from sim.rollout import PolicyRef
 from sim.starts import BranchStarts
 from vla_wmrl.config import GroupsConfig
@@ -47,6 +47,16 @@ def test_a_milestone_counts_when_it_is_passed_not_only_where_the_branch_ends():
     assert branch_reward("milestone", {0: 2})(grasped_and_lost) == 0.0
     again = SimpleNamespace(progress=np.array([0.1, 0.3, 0.3], np.float32), start=Start(0, 0, passed=0.25))
     assert branch_reward("next", {0: 2})(again) == 0.0
+
+
+def test_a_margin_is_not_negative_exactly_where_the_next_milestone_was_passed():
+    rng = np.random.default_rng(0)
+    for passed in (0.0, 0.25, 0.5, 0.75):
+        for path in rng.uniform(size=(200, 4)).astype(np.float32):
+            branch = SimpleNamespace(progress=path, start=Start(0, 0, passed=passed))
+            assert (branch_margin({0: 2})(branch) >= 0) == (branch_reward("next", {0: 2})(branch) == 1.0)
+    near, far = (SimpleNamespace(progress=np.array([0.1, best, 0.1], np.float32), start=Start(0, 0)) for best in (0.25, 0.15))
+    assert 0 > branch_margin({0: 2})(near) > branch_margin({0: 2})(far)
 
 
 def test_starts_know_what_their_rollout_had_passed_and_how_long_ago():

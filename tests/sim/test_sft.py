@@ -10,7 +10,7 @@ import torch
 from sim import demo_data, sft, vision
 from sim.demos import Demonstration, Writer
 from sim.protocol import CAMERAS, STATE_KEY
-from vla_wmrl.config import SftConfig, SftDatasetConfig, SftPolicyConfig
+from vla_wmrl.config_commands import SftConfig, SftDatasetConfig, SftPolicyConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano
 from vla_wmrl.policies.flow import FlowPolicy

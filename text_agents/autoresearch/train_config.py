@@ -15,7 +15,7 @@ _PREDICTED = {"world_model.kind": ("outcomes", "language")}
 
 def _arm(name: str) -> dict[str, tuple]:
     """The core's switches of an arm, with a world model that predicts outcomes and without kinds of starts."""
-    fixed = {k: v for k, v in arms.ARMS[name].items() if k != "groups.kind"}
+    fixed = {k: v for k, v in arms.ARMS[name].items() if not k.startswith("groups.")}
     return fixed if name == "real" else {**fixed, **_PREDICTED}
 
 
