@@ -6,6 +6,7 @@ import torch
 
 from vla_wmrl.errors import UserError
 from vla_wmrl.types import Start
+from vla_wmrl.world_model import imagination
 from vla_wmrl.world_model.latent import StateSpaceModel
 from vla_wmrl.world_model.scene import proprioception
 
@@ -121,3 +122,16 @@ def test_a_rollout_ends_where_it_is_decided_without_counting_as_success(make_mod
     assert stopped.steps == int(stopped.executed.sum()) == policy.n_action_steps
     assert whole.looks == 3
     np.testing.assert_array_equal(whole.states, alone.states)
+
+
+def test_a_rollout_that_takes_over_a_place_in_the_batch_is_the_same_as_alone(make_model, policy, starts):
+    """More rollouts than places, ending at different looks: none may inherit its predecessor's scene, task or action."""
+    n, model = imagination.WIDTH + 20, make_model()
+    every, members = [starts[i % len(starts)] for i in range(n)], list(range(n))
+    until = lambda start, progress: start is starts[1]  # noqa: E731
+    together = model.imagine(policy, every, members, (5,), 3, threshold=2.0, until=until)
+    assert {r.looks for r in together} == {1, 3} and [r.member for r in together] == members
+    for i in range(imagination.WIDTH - 2, n):
+        (alone,) = model.imagine(policy, [every[i]], [i], (5,), 3, threshold=2.0, until=until)
+        for name, value in arrays(together[i]).items():
+            np.testing.assert_allclose(value, arrays(alone)[name], atol=1e-5, err_msg=name)

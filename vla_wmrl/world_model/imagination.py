@@ -6,6 +6,7 @@ in the world only. Rows never mix: a rollout is the same whatever runs beside it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,11 +18,43 @@ from vla_wmrl.policies.noise import generator
 from vla_wmrl.types import Start
 from vla_wmrl.world_model.base import OPEN_HAND, ImaginedRollout
 from vla_wmrl.world_model.dynamics import Scene
-from vla_wmrl.world_model.scene import concatenate, proprioception
+from vla_wmrl.world_model.scene import Context, concatenate, proprioception
 
 STREAM = 43  # of the noise key: the dynamics' own noise
 Until = Callable[[Start, float], bool]
 WIDTH = 64  # rollouts side by side; the policy's batch shape, always the same
+
+
+class _Slot:
+    """One rollout under way, and what it has collected. `index` is its place in the answer; None: fills the batch up."""
+
+    def __init__(self, index: int | None, start: Start, member: int):
+        self.index, self.start, self.member = index, start, member
+        self.open = index is not None
+        self.success, self.p_success, self.value = False, 0.0, float("nan")
+        self.progress, self.states = [start.progress], [np.asarray(start.state, dtype=np.float32)]
+        self.inputs: list[dict] = []
+        self.chains, self.sde_steps, self.executed = [], [], []
+
+    def rollout(self) -> ImaginedRollout:
+        executed = np.stack(self.executed)
+        return ImaginedRollout(
+            start=self.start,
+            member=self.member,
+            source="imagined",
+            inputs={k: np.stack([look[k] for look in self.inputs]) for k in self.inputs[0]},
+            chain=np.stack(self.chains),
+            sde_step=np.array(self.sde_steps),
+            executed=executed,
+            states=np.stack(self.states),
+            progress=np.array(self.progress, dtype=np.float32),
+            success=self.success,
+            terminated=self.success,
+            truncated=not self.success,
+            steps=int(executed.sum()),
+            p_success=float(self.p_success),
+            value=float(self.value),
+        )
 
 
 @torch.no_grad()
@@ -31,86 +64,85 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
     """One rollout per (start, member), `looks` looks long or until the goal seems to hold. Starts need a `state`.
 
     `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability. `until`(start,
-    progress) ends a rollout at a look, without success.
+    progress) ends a rollout at a look, without success. A rollout that ends leaves its place in the batch to the next.
     """
-    pairs = list(zip(starts, members, strict=True))
-    found: list[ImaginedRollout] = []
-    for first in range(0, len(pairs), WIDTH):
-        block = pairs[first : first + WIDTH]
-        filled = block + [block[-1]] * (WIDTH - len(block))
-        found += _run(model, policy, filled, tuple(seed), looks, stochastic, noisy, threshold, explore_looks, until)[
-            : len(block)
-        ]
+    waiting = deque((i, s, m) for i, (s, m) in enumerate(zip(starts, members, strict=True)))
+    found: list[ImaginedRollout | None] = [None] * len(waiting)
+    if not waiting:
+        return []
+    filler = waiting[-1]
+    slots = [_Slot(*waiting.popleft()) if waiting else _Slot(None, *filler[1:]) for _ in range(WIDTH)]
+    scene, context, previous = _enter(model, slots)
+    while any(slot.open for slot in slots):
+        explores = [stochastic and (explore_looks is None or len(slot.inputs) < explore_looks) for slot in slots]
+        scene, previous = _look(model, policy, slots, scene, context, previous, tuple(seed), explores, noisy, threshold)
+        entering = []
+        for i, slot in enumerate(slots):
+            if not slot.open:
+                continue
+            decided = until is not None and until(slot.start, slot.progress[-1])
+            if slot.success or decided or len(slot.inputs) == looks:
+                found[slot.index], slot.open = slot.rollout(), False
+                if waiting:
+                    slots[i] = _Slot(*waiting.popleft())
+                    entering.append(i)
+        if entering:
+            at = torch.tensor(entering)
+            new = _enter(model, [slots[i] for i in entering])
+            scene = Scene(*(a.index_copy(0, at, b) for a, b in zip(scene, new[0], strict=True)))
+            context, previous = context.replace(at, new[1]), previous.index_copy(0, at, new[2])
     return found
 
 
-def _run(model, policy, pairs, seed, looks, stochastic, noisy, threshold, explore_looks, until) -> list[ImaginedRollout]:
-    starts, members = [s for s, _ in pairs], [m for _, m in pairs]
-    states = [np.asarray(s.state, dtype=np.float32) for s in starts]
-    by_task = {t: np.array([i for i, s in enumerate(starts) if s.task_id == t]) for t in sorted({s.task_id for s in starts})}
-    scene, context = _gather(model, states, by_task)
-    languages = [model.tasks[s.task_id].language for s in starts]
-    previous = torch.from_numpy(np.stack([OPEN_HAND if s.previous is None else s.previous for s in starts])).float()
-    n, horizon = len(starts), policy.n_action_steps
-    alive, stopped, p_success = np.ones(n, dtype=bool), np.zeros(n, dtype=bool), np.zeros(n)
-    grades = model.net.grade(scene, context)
-    progress = [[s.progress] for s in starts]
-    value = torch.sigmoid(grades.value).numpy().copy()
-    path = [[state] for state in states]
-    inputs_of, chains, sde_steps, executed = ([[] for _ in range(n)] for _ in range(4))
-    for look in range(looks):
-        if not (alive & ~stopped).any():
-            break
-        features = _decode(model, states, by_task)
-        inputs = policy.inputs_from_features(features, proprioception(scene.robot), languages)
-        keys = [(*seed, *s.key, look, m) for s, m in pairs]
-        sample = policy.sample(inputs, keys, stochastic and (explore_looks is None or look < explore_looks))
-        ran = np.zeros((n, sample.actions.shape[1]), dtype=bool)
-        draws = _draws([key[:-1] for key in keys], horizon, model.scenes.bodies) if noisy else None
-        before = alive & ~stopped
-        for step in range(horizon):
-            moved, _ = model.net.step(
-                scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step]
-            )
-            on = torch.from_numpy(alive & ~stopped)
-            scene = Scene(*(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True)))
-            previous = sample.actions[:, step]
-            ran[alive & ~stopped, step] = True
-            grades = model.net.grade(scene, context)
-            p = model.net.log_success(grades, context).exp().numpy()
-            p_success = np.where(alive, np.maximum(p_success, p), p_success)
-            alive = alive & ((p <= threshold) | stopped)
-        states = _scatter(model, states, scene, by_task)
-        now, late = torch.sigmoid(grades.progress).numpy(), torch.sigmoid(grades.value).numpy()
-        for i in np.flatnonzero(before):
-            inputs_of[i].append({k: v[i].cpu().numpy() for k, v in inputs.items()})
-            chains[i].append(sample.chain[i].cpu().numpy())
-            sde_steps[i].append(int(sample.sde_step[i]))
-            executed[i].append(ran[i])
-            path[i].append(states[i])
-            progress[i].append(float(now[i]) if alive[i] else 1.0)
-            value[i] = late[i] if alive[i] else 1.0
-            stopped[i] = until is not None and until(starts[i], progress[i][-1])
-    return [
-        ImaginedRollout(
-            start=starts[i],
-            member=members[i],
-            source="imagined",
-            inputs={k: np.stack([look[k] for look in inputs_of[i]]) for k in inputs_of[i][0]},
-            chain=np.stack(chains[i]),
-            sde_step=np.array(sde_steps[i]),
-            executed=np.stack(executed[i]),
-            states=np.stack(path[i]),
-            progress=np.array(progress[i], dtype=np.float32),
-            success=not alive[i],
-            terminated=not alive[i],
-            truncated=bool(alive[i]),
-            steps=int(np.stack(executed[i]).sum()),
-            p_success=float(p_success[i]),
-            value=float(value[i]),
-        )
-        for i in range(n)
-    ]
+def _enter(model, slots: Sequence[_Slot]) -> tuple[Scene, Context, Tensor]:
+    """Scene, Context and previous action [B, 7] of rollouts at their starts."""
+    scene, context = _gather(model, [slot.states[0] for slot in slots], _by_task(slots))
+    held = [OPEN_HAND if slot.start.previous is None else slot.start.previous for slot in slots]
+    return scene, context, torch.from_numpy(np.stack(held)).float()
+
+
+def _look(model, policy, slots, scene, context, previous, seed, explores, noisy, threshold) -> tuple[Scene, Tensor]:
+    """Every rollout looks once and runs the chunk that it decides on; those that are over stay where they are."""
+    n, horizon, by_task = len(slots), policy.n_action_steps, _by_task(slots)
+    states = [slot.states[-1] for slot in slots]
+    features = _decode(model, states, by_task)
+    languages = [model.tasks[slot.start.task_id].language for slot in slots]
+    inputs = policy.inputs_from_features(features, proprioception(scene.robot), languages)
+    keys = [(*seed, *slot.start.key, len(slot.inputs), slot.member) for slot in slots]
+    sample = policy.sample(inputs, keys, explores)
+    draws = _draws([key[:-1] for key in keys], horizon, model.scenes.bodies) if noisy else None
+    ran = np.zeros((n, sample.actions.shape[1]), dtype=bool)
+    running, p_success = np.array([slot.open for slot in slots]), np.zeros(n)
+    before = running.copy()
+    for step in range(horizon):
+        moved, _ = model.net.step(scene, context, sample.actions[:, step], previous, None if draws is None else draws[:, step])
+        on = torch.from_numpy(running)
+        scene = Scene(*(torch.where(on.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(moved, scene, strict=True)))
+        previous = sample.actions[:, step]
+        ran[running, step] = True
+        grades = model.net.grade(scene, context)
+        p = model.net.log_success(grades, context).exp().numpy()
+        p_success = np.where(running, np.maximum(p_success, p), p_success)
+        running = running & (p <= threshold)
+    states = _scatter(model, states, scene, by_task)
+    progress, value = torch.sigmoid(grades.progress).numpy(), torch.sigmoid(grades.value).numpy()
+    for i in np.flatnonzero(before):
+        slot = slots[i]
+        slot.success, slot.p_success = not running[i], max(slot.p_success, p_success[i])
+        slot.inputs.append({k: v[i].cpu().numpy() for k, v in inputs.items()})
+        slot.chains.append(sample.chain[i].cpu().numpy())
+        slot.sde_steps.append(int(sample.sde_step[i]))
+        slot.executed.append(ran[i])
+        slot.states.append(states[i])
+        slot.progress.append(1.0 if slot.success else float(progress[i]))
+        slot.value = 1.0 if slot.success else value[i]
+    return scene, previous
+
+
+def _by_task(slots: Sequence[_Slot]) -> dict[int, np.ndarray]:
+    """Which rows are of which task."""
+    tasks = np.array([slot.start.task_id for slot in slots])
+    return {int(task): np.flatnonzero(tasks == task) for task in np.unique(tasks)}
 
 
 def _gather(model, states: list[np.ndarray], by_task: dict[int, np.ndarray]):

@@ -43,6 +43,10 @@ class Context:
     def rows(self, index: Tensor) -> Context:
         return Context(*(getattr(self, f.name)[index] for f in fields(self)))
 
+    def replace(self, index: Tensor, other: Context) -> Context:
+        """With rows `index` [N] taken from `other`, of N rows."""
+        return Context(*(getattr(self, f.name).index_copy(0, index, getattr(other, f.name)) for f in fields(self)))
+
 
 class Scenes:
     """Knows the tasks' layouts; turns state vectors of any of them into one padded form."""
