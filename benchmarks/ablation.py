@@ -1,7 +1,7 @@
 """All arms of the ablation on the shipped policy: runs the (arm, seed) cells that are missing, then writes the table.
 
     python benchmarks/ablation.py --config_path=configs/libero_long.yaml --arms=real,real_branch,wm,mix,debias,denoise,wmrl \\
-        --seeds=0,1,2 --runs=outputs/ablation --output_dir=results/libero_long [--steps=20 ...]
+        --seeds=0,1,2 --runs=outputs/ablation --output_dir=results/ablation [--steps=20 ...]
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
 piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="outputs/ablation")
-    parser.add_argument("--output_dir", default="results/libero_long")
+    parser.add_argument("--output_dir", default="results/ablation")
     args, extra = parser.parse_known_args()
     runs, out = Path(args.runs), Path(args.output_dir)
     runs.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,17 @@ def test_fitting_lowers_the_path_error(tasks):
     assert after < 0.7 * before
 
 
+def test_a_refit_learns_from_branches_that_ended_early(make_model, tasks):
+    """Branches end where they succeed: with the longest windows alone a refit saw failures only, or nothing at all."""
+    model = make_model()
+    assert SMALL.stages[-1][1] > 4
+    model.corpus.items.clear()
+    model.observe([make_trace(tasks[0], i, steps=4) for i in range(3)], "policy")
+    before = {name: value.clone() for name, value in model.net.state_dict().items()}
+    assert np.isfinite(list(model.fit(3).values())).all()
+    assert any(not torch.equal(value, before[name]) for name, value in model.net.state_dict().items())
+
+
 def test_near_misses_get_their_share_of_a_batch(make_model):
     model = make_model(updates=0)
     rng = np.random.default_rng(0)

@@ -119,6 +119,10 @@ class Corpus:
             row, step = row + n + 1, step + n
         self._cache.clear()
 
+    def has(self, horizon: int) -> bool:
+        """Whether any trajectory is `horizon` steps long."""
+        return any(len(item.weight) >= horizon for item in self.items)
+
     def sample(self, rng: np.random.Generator, batch: int, horizon: int) -> Windows:
         """`batch` windows; trajectories shorter than `horizon` are left out."""
         near = round(batch * self.share) if self._index("near", horizon) is not None else 0

@@ -86,16 +86,18 @@ class StateSpaceModel:
     def fit(self, updates: int, log: Any = None) -> dict[str, float]:
         """`updates` gradient steps on what was observed; a second call goes on from the first. Returns the last losses.
 
-        A first fit goes through the stages of growing windows, a later one uses the longest.
+        A first fit goes through the stages of growing windows. A later one takes them in turn: branches end where they are
+        decided, so that the longest windows alone would show it failures and hide the successes.
         """
         first = self.updates_ == 0
         rng = generator((self.seed, self.updates_), STREAM)
         optimiser = torch.optim.AdamW(self.net.parameters(), self.config.learning_rate, weight_decay=self.config.weight_decay)
         peak = self.config.learning_rate * (1.0 if first else 0.5)
         recent: list[dict[str, float]] = []
+        known = [s for s in self.config.stages if self.corpus.has(s[1])]
         for i in range(updates):
             done = i / updates
-            stage = next(s for s in self.config.stages if done < s[0]) if first else self.config.stages[-1]
+            stage = next(s for s in self.config.stages if done < s[0]) if first else known[i % len(known)]
             rate = peak * min(1.0, (i + 1) / 50) * (1.0 if done < 0.6 else max(0.03, (1 - done) / 0.4))
             for group in optimiser.param_groups:
                 group["lr"] = rate
