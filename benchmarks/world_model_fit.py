@@ -103,7 +103,8 @@ def rollouts(args: argparse.Namespace) -> None:
     folder = Path(args.rollouts)
     folder.mkdir(parents=True, exist_ok=True)
     inits = range(*(int(n) for n in args.inits.split(":")))
-    specs = {int(t): EnvSpec(task_id=int(t), stepping="fast", lod_mm=8.0, multisample=0) for t in args.task_ids.split(",")}
+    tasks = [int(t) for t in args.task_ids.split(",")]
+    specs = {t: EnvSpec(task_id=t, stepping="fast", lod_mm=8.0, multisample=0, markers=True) for t in tasks}
     policy = PolicyRef(args.policy, eta=args.eta, sde="smooth", scale=(1, 1, 1, 0, 0, 0, 0))
     size, saved = 4, 0
     jobs = [

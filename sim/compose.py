@@ -12,7 +12,7 @@ from vla_wmrl.errors import require
 
 
 def env_spec(env: EnvConfig, task_id: int) -> EnvSpec:
-    return EnvSpec(env.suite, task_id, env.image_size, env.stepping, env.lod_mm, env.multisample)
+    return EnvSpec(env.suite, task_id, env.image_size, env.stepping, env.lod_mm, env.multisample, env.markers)
 
 
 def policy_ref(policy: PolicyConfig, eta: float | None = None) -> PolicyRef:

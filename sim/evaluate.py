@@ -76,7 +76,7 @@ def evaluate(plan: EvalPlan, pool: Pool, folder: Path, name: str, label: str) ->
                     "suite": spec.suite, "task_id": spec.task_id, "init_id": rollout.start.init_id, "split": plan.split,
                     "seed": plan.seed, "success": rollout.success, "steps": rollout.steps, "truncated": rollout.truncated,
                     "progress": float(rollout.progress.max()), "stepping": spec.stepping, "lod_mm": spec.lod_mm,
-                    "multisample": spec.multisample,
+                    "multisample": spec.multisample, "markers": spec.markers,
                 }  # fmt: skip
                 if item.frames is not None:
                     row["video"] = save_video(folder, f"{name}_task{spec.task_id}_init{rollout.start.init_id}", item.frames)
@@ -88,13 +88,13 @@ def evaluate(plan: EvalPlan, pool: Pool, folder: Path, name: str, label: str) ->
     return sorted((r for r in rows if (r["task_id"], r["init_id"]) in order), key=lambda r: order[r["task_id"], r["init_id"]])
 
 
-def save_video(folder: Path, name: str, frames) -> str:
-    """Writes an mp4 at the control rate; returns its path inside `folder`."""
+def save_video(folder: Path, name: str, frames, fps: float = CONTROL_HZ) -> str:
+    """Writes an mp4, by default at the control rate; returns its path inside `folder`."""
     import imageio
 
     (folder / "videos").mkdir(exist_ok=True)
     path = folder / "videos" / f"{name}.mp4"
-    imageio.mimwrite(path, frames, fps=CONTROL_HZ, macro_block_size=16)
+    imageio.mimwrite(path, frames, fps=fps, macro_block_size=16)
     return str(path.relative_to(folder))
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from sim.compose import env_spec, make_pool, policy_ref
-from sim.evaluate import EvalPlan, evaluate, show, summary
+from sim.evaluate import EvalPlan, evaluate, save_video, show, summary
 from sim.execute import GroupExecutor, collect
 from sim.imagine import WorldModelRuntime, task_specs
-from sim.protocol import describe
+from sim.protocol import CONTROL_HZ, describe
 from sim.rewards import branch_margin, branch_reward, episode_reward, mark, passes_next
 from sim.starts import BranchStarts, EpisodeStarts
+from sim.twins import TwinJob
 from sim.workers import Pool
 from vla_wmrl import checkpoint, report
 from vla_wmrl.config import TrainConfig
@@ -161,6 +162,15 @@ class Run:
         if cfg.eval.every and step % cfg.eval.every == 0 and step < cfg.steps:
             self.evaluate(f"eval_{step:05d}", 0)
 
+    def film_twins(self) -> None:
+        """Anchors of the last update beside what the world model imagined of them, `eval.videos` a task, in `videos/`."""
+        films = [p for t in self.specs for p in [p for p in self.loop.pairs if p[0].start.task_id == t][: self.cfg.eval.videos]]
+        films = [(real, twin) for real, twin in films if real.start.snapshot is not None]
+        jobs = [TwinJob.of(self.specs[real.start.task_id], real, twin) for real, twin in films]
+        for (real, _), frames in zip(films, self.pool.map(jobs), strict=True):
+            name = "real_imagined_error_task{}_init{}_episode{}_look{}".format(*real.start.key)
+            save_video(self.folder, name, frames, CONTROL_HZ / self.policy.n_action_steps)
+
     def save(self, step: int) -> None:
         with self.loop.ledger.phase("checkpoint"):
             checkpoint.save(self.folder, step, self.state_dict(step), self.cfg.keep_checkpoints)
@@ -186,6 +196,8 @@ class Run:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
         self.policy.save(self.folder / "policy")
+        with self.loop.ledger.phase("videos"):
+            self.film_twins()
         if self.loop.debias is not None:
             write_calibration(self.folder / "calibration.json", self.loop.debias)
         if cfg.eval.after:

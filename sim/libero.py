@@ -28,8 +28,9 @@ class EnvSpec:
     """What it takes to build one environment in any process. Numbers and names only, so it pickles.
 
     `stepping`: "robosuite" (its own `env.step`), "exact" (the same bits, natively), "near" (rounding), "fast" (training).
-    `lod_mm`, `multisample`: level of detail and antialiasing of images (see sim.render). `placements`: how many fixture
-    placements the bank holds, from which an episode's key draws.
+    `lod_mm`, `multisample`: level of detail and antialiasing of images (see sim.render). `markers`: draw robosuite's
+    marks of the grip site (a ball and a line), which LIBERO's images do not have. `placements`: how many fixture placements
+    the bank holds, from which an episode's key draws.
     """
 
     suite: str = "libero_10"
@@ -38,6 +39,7 @@ class EnvSpec:
     stepping: str = "exact"
     lod_mm: float = 0.0
     multisample: int = 4
+    markers: bool = False
     placements: int = 8
 
     def __post_init__(self) -> None:
@@ -168,11 +170,19 @@ class LiberoEnv:
                 bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
             )
         self._pictures = made[-1]
+        self._mark(control)
         if self.spec.stepping != "robosuite":
             from sim.stepping import Stepper
 
             self._stepper = Stepper(control.env, self.spec.stepping)
         return control
+
+    def _mark(self, control) -> None:
+        """Hides robosuite's marks, as its `reset` does (a negative alpha) and its constructor does not; or shows them."""
+        control.env.visualize(vis_settings=dict.fromkeys(control.env._visualizations, False))
+        if self.spec.markers:
+            alpha = control.env.sim.model._model.site_rgba[:, 3]
+            alpha[:] = np.abs(alpha)
 
     @property
     def model(self):
@@ -232,6 +242,7 @@ class LiberoEnv:
 
             with _quiet(), _numpy_seed(seed), compiling_from_cache():  # a hard reset compiles
                 self._control.reset()
+            self._mark(self._control)
         else:
             self.restore(self._fixtures(key))
         with _quiet():

@@ -29,6 +29,7 @@ class EnvConfig:
     stepping: Literal["robosuite", "exact", "near", "fast"] = "fast"  # robosuite's own; natively: its bits, near them, fastest
     lod_mm: float = 8.0  # meshes are simplified to this error in mm before rendering; 0: as LIBERO ships them
     multisample: int = 0  # samples a pixel of antialiasing; 0: none
+    markers: bool = False  # draw robosuite's marks of the grip site, which LIBERO's images do not have
     max_steps: int | None = None  # control steps an episode may take; null: the suite's own limit
     split: Literal["train", "official", "papers"] = "train"  # initial states to train on (papers: official 0-15)
     init_ids: list[int] | None = None  # initial states to train on; null: all of the split

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -46,7 +46,8 @@ class Starts(Protocol):
 class Loop:
     """The objects of a run. `imagine` is None in the arms without a world model, `debias` in those without calibration.
 
-    `score` of an imagined rollout is what the calibration maps to real rewards; None: the reward itself.
+    `score` of an imagined rollout is what the calibration maps to real rewards; None: the reward itself. `pairs`: a real
+    rollout of every anchor of the last update, with its imagined twin, to look at.
     """
 
     cfg: TrainConfig
@@ -59,6 +60,7 @@ class Loop:
     fusion: Fusion
     ledger: Ledger
     score: Callable[[Rollout], float] | None = None
+    pairs: list[tuple[Rollout, Rollout]] = field(default_factory=list)
 
     def __post_init__(self):
         if self.score is not None and self.debias is None:
@@ -81,6 +83,7 @@ class Loop:
         ledger.add_real("anchors", sum(r.steps for group in real for r in group))
         ledger.add_imagined("rollouts", sum(r.steps for group in imagined for r in group))
 
+        self.pairs = [(g.rollouts[0], g.twins[0]) for g in groups if g.twins]
         r_env = np.stack([g.r_env for g in groups])
         r_wm = np.stack([g.r_wm for g in groups])
         tasks = np.array([g.start.task_id for g in groups])

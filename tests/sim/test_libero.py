@@ -1,10 +1,12 @@
 """The LIBERO protocol on the real simulator."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from sim import libero
 from sim.libero import EnvSpec, LiberoEnv, suite_tasks
 from sim.protocol import MAX_STEPS, SETTLE_STEPS, axis_angle
 from vla_wmrl.errors import UserError
@@ -94,6 +96,20 @@ def test_images_are_rotated_by_180_degrees_exactly_once(env):
     robosuite_frame = np.empty((32, 32, 3), np.uint8)  # what robosuite hands out for this state
     mujoco.mjr_readPixels(robosuite_frame, None, view, env._renderer._context)
     np.testing.assert_array_equal(shown, robosuite_frame[::-1, ::-1])
+
+
+def test_images_show_no_marks_that_liberos_own_do_not(env):
+    """robosuite hides the ball and the line at the grip site in `reset`, which native stepping never calls."""
+    env.reset(env.official_states[0])
+    _, _, control_env = libero._libero()
+    own = control_env(bddl_file_name=env.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
+    own.reset()
+    np.testing.assert_array_equal(env.model.site_rgba, own.env.sim.model._model.site_rgba)
+    own.close()
+    marked = LiberoEnv(replace(env.spec, markers=True))
+    marked.reset(marked.official_states[0])
+    assert (marked.render(size=96) != env.render(size=96)).any()
+    marked.close()
 
 
 def test_training_states_are_keyed_and_are_none_of_the_official_ones(env):
