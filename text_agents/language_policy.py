@@ -102,7 +102,9 @@ class LanguagePolicy:
     def without_adapter(self) -> AbstractContextManager | None:
         return self.model.disable_adapter() if self.adapted else None
 
-    def collate(self, rollouts: Sequence[TokenRollout], advantages: np.ndarray, valid: np.ndarray) -> TokenRows:
+    def collate(
+        self, rollouts: Sequence[TokenRollout], advantages: Sequence[float | np.ndarray], valid: np.ndarray
+    ) -> TokenRows:
         return token_rows(rollouts, advantages, valid, self.chat.end_id)
 
     def log_prob(self, rows: Passes) -> Tensor:
