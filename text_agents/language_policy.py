@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from text_agents import language_model
-from text_agents.language_model import Reply
+from text_agents.dialogues import Dialogues, Reply
 from text_agents.token_rows import Passes, TokenRows, token_rows
 from text_agents.transcripts import ChatFormat, TokenRollout, shipped
 from vla_wmrl.errors import require
@@ -94,6 +94,10 @@ class LanguagePolicy:
         return language_model.sample(
             self.model, prompts, self.chat.end_id, max_new_tokens, temperature, seed, keys, copies=copies
         )
+
+    def dialogues(self, greedy: bool = False) -> Dialogues:
+        """Conversations of several turns."""
+        return Dialogues(self.model, self.chat.end_id, 0.0 if greedy else self.temperature)
 
     # ---- what the learner asks for
     def parameters_to_train(self) -> list[tuple[str, nn.Parameter]]:

@@ -18,6 +18,7 @@ import transformers
 
 from text_agents.config import RwmlConfig
 from text_agents.language_policy import LanguagePolicy
+from text_agents.order import batch_of
 from text_agents.rwml import prompts, rewards, triplets
 from text_agents.rwml.evaluate import evaluate, held_out, prompt_ids
 from text_agents.rwml.triplets import Triplet
@@ -25,21 +26,9 @@ from text_agents.transcripts import TokenRollout, Transcript
 from vla_wmrl import checkpoint, grpo
 from vla_wmrl.advantage import group_advantages
 from vla_wmrl.learner import Learner
-from vla_wmrl.policies.noise import generator, lineage
+from vla_wmrl.policies.noise import lineage
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import Ledger, Tracker, start_run, write_json
-
-ORDER = 17  # part of the key of the triplets' order
-
-
-def batch_of(train: Sequence[Triplet], step: int, n: int, seed: int) -> list[Triplet]:
-    """The n triplets of update `step` (from 0): each pass has an order of its own; a function of (seed, step) only."""
-    chosen = []
-    for place in range(step * n, (step + 1) * n):
-        passed, index = divmod(place, len(train))
-        order = generator((seed, ORDER, passed)).permutation(len(train))
-        chosen.append(train[order[index]])
-    return chosen
 
 
 class RwmlTrainer:
