@@ -74,7 +74,8 @@ def reached(goal: Goal, texts: Iterable[str]) -> bool:
             (lamps.add if switch == "on" else lamps.discard)(lamp)
 
     def is_a(name: str, kind: str) -> bool:
-        return name.rpartition(" ")[0] == kind
+        # sinks of games made here: ALFWorld's naming adds "basin" to a kind that has it
+        return name.rpartition(" ")[0].replace("basinbasin", "basin") == kind
 
     if goal.kind == "lamp":
         return any(is_a(o, goal.obj) for o in held) and any(is_a(lamp, goal.target) for lamp in lamps)
