@@ -7,9 +7,11 @@ from text_agents import language_model
 from text_agents.alfworld_games import NOTHING_HAPPENS
 from text_agents.dialogues import Dialogues, Reply
 from text_agents.language_policy import LanguagePolicy
-from text_agents.rl.config import EpisodesSection
+from text_agents.rl.config import EpisodesSection, TextRlConfig
 from text_agents.rl.episodes import GameWorld, describe, roll
+from text_agents.rl.imitate import demonstration
 from text_agents.rl.train import GameStarts, StepCredit
+from text_agents.rwml.prompts import act_label
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies.noise import generator
 from vla_wmrl.types import Start
@@ -153,3 +155,12 @@ def test_sample_is_the_first_turn_of_a_conversation(policy):
     rngs = [np.random.default_rng([3, i]) for i in range(2)]
     first = Dialogues(policy.model, policy.chat.end_id).reply(prompts, 6, rngs)
     assert first == language_model.sample(policy.model, prompts, policy.chat.end_id, 6, seed=3)
+
+
+def test_a_demonstration_is_the_walkthrough_said_by_the_policy(policy, games):
+    cfg = TextRlConfig()
+    cfg.model.max_prompt_tokens = 10**6
+    rollout = demonstration(policy, games, 1, cfg)
+    assert rollout.success and list(rollout.commands) == games[1].walkthrough and rollout.malformed == 0
+    said = policy.chat.decode(rollout.token_ids[rollout.policy_mask].tolist())
+    assert said == "".join(act_label(command) for command in games[1].walkthrough)

@@ -75,6 +75,22 @@ def test_a_trained_adapter_can_be_gone_on_from(argv, tmp_path, graded):
     assert not (tmp_path / "on" / "model").exists()
 
 
+def test_imitation_of_walkthroughs_lowers_the_loss_resumes_and_its_model_can_be_gone_on_from(argv, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changed = {"--episodes.max_steps=2": "--episodes.max_steps=15", "--grpo.lr=1e-3": "--grpo.lr=1e-2"}
+    changed |= {"--games.limit=3": "--games.limit=2", "--lora.rank=2": "--lora.rank=8"}  # every update sees the same games
+    argv = [changed.get(a, a) for a in argv]
+    sft = [*argv, "--method=sft", "--eval.after=false"]
+    assert cli.main([*sft, "--steps=4", f"--output_dir={whole}"]) == 0
+    assert cli.main([*sft, "--steps=2", f"--output_dir={parts}"]) == 0
+    assert cli.main([*sft, "--steps=4", f"--output_dir={parts}", "--resume"]) == 0
+    assert rows(parts) == rows(whole)
+    first, *_, last = rows(whole)
+    assert last["loss/nll"] < first["loss/nll"] - 0.05 and first["steps/real_demonstrations"] > 0
+    on = ["--steps=0", f"--start={whole / 'model'}", f"--output_dir={tmp_path / 'on'}"]
+    assert cli.main([*argv, *on]) == 0
+
+
 def test_groups_without_contrast_take_no_step(argv, tmp_path):
     """Replies of a random model name no command: all are invalid, and nothing is to be learnt."""
     assert cli.main([*argv, "--steps=1", "--eval.after=false", f"--output_dir={tmp_path / 'run'}"]) == 0
@@ -94,6 +110,7 @@ def test_groups_without_contrast_take_no_step(argv, tmp_path):
         (["--arm=wmrl", "--anchors.fraction=0"], "must lie between 0 and 1"),
         (["--arm=real", "--world_model.kind=language"], "fixes world_model.kind to none"),
         (["--arm=gigpo"], "arm"),
+        (["--method=sft", "--arm=mix"], "imitates in the games"),
         (["--eval.splits=train"], "both trained on and evaluated"),
         (["--eval.splits=valid_uneen"], "did you mean valid_unseen"),
         (["--step_level.weight=1", "--grpo.advantage_scale=shared"], "no shared scale"),

@@ -92,6 +92,7 @@ class TextRlConfig:
     ARMS: ClassVar[dict] = {name: _arm(name) for name in ("real", "wm", "mix", "debias", "denoise", "wmrl")}
 
     output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
+    method: Literal["rl", "sft"] = "rl"  # reinforcement learning, or imitation of the games' walkthroughs, a start for it
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
     seed: int = 0
@@ -128,6 +129,7 @@ class TextRlConfig:
         exact = self.dtype == "float32" or self.lora.rank > 0
         require(exact, "bfloat16 weights round small steps away: train an adapter (its weights are float32), or dtype=float32")
         arms.check_arm(self)
+        require(self.method == "rl" or self.arm == "real", f"method=sft imitates in the games: arm={self.arm} is for method=rl")
         require(
             self.anchors.minimum <= self.grpo.n_groups,
             f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",

@@ -18,6 +18,7 @@ import transformers
 
 from text_agents import alfworld
 from text_agents.alfworld_games import find_games, games_hash
+from text_agents.config import ModelSection
 from text_agents.language_policy import LanguagePolicy
 from text_agents.order import batch_of
 from text_agents.rl.config import TextRlConfig
@@ -25,6 +26,7 @@ from text_agents.rl.episodes import EpisodeRollout, GameWorld, World, describe, 
 from text_agents.rl.evaluate import evaluate
 from text_agents.rl.gigpo import step_advantages
 from text_agents.rl.imagine import LanguageWorld
+from text_agents.rl.imitate import Imitation
 from text_agents.streams import make_debias, make_fusion
 from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
@@ -94,15 +96,32 @@ class StepCredit:
         return [self.weight * a for a in found]
 
 
-def make_policy(path: str, cfg: TextRlConfig) -> LanguagePolicy:
+def make_policy(cfg: TextRlConfig) -> LanguagePolicy:
+    """The policy that trains. Raises UserError where its context is shorter than an episode may be."""
+    path = cfg.start or cfg.model.path
     policy = LanguagePolicy.from_pretrained(
         path, device=cfg.model.device, dtype=cfg.dtype, temperature=cfg.model.temperature, lora_rank=cfg.lora.rank,
         lora_alpha=cfg.lora.alpha, lora_targets=cfg.lora.targets, template=cfg.model.template, seed=cfg.seed,
     )  # fmt: skip
-    known = getattr(policy.model.config, "max_position_embeddings", None)
-    asked = cfg.model.max_prompt_tokens + cfg.model.max_new_tokens
-    require(known is None or asked <= known, f"model.max_prompt_tokens with a reply: {asked}; {path} has {known} positions")
+    check_context(policy, cfg.model, "model")
     return policy
+
+
+def make_predictor(cfg: TextRlConfig) -> LanguagePolicy:
+    """The world model, as it comes: it is not trained here."""
+    model = cfg.world_model.model
+    predictor = LanguagePolicy.from_pretrained(
+        model.path, device=model.device, dtype=cfg.dtype, temperature=model.temperature or 1.0, template=model.template
+    )
+    check_context(predictor, model, "world_model.model")
+    return predictor
+
+
+def check_context(policy: LanguagePolicy, section: ModelSection, name: str) -> None:
+    """Raises UserError where a prompt and a reply may exceed the positions that a model knows."""
+    known = getattr(policy.model.config, "max_position_embeddings", None)
+    asked = section.max_prompt_tokens + section.max_new_tokens
+    require(known is None or asked <= known, f"{name}.max_prompt_tokens and a reply: {asked}; the model has {known} positions")
 
 
 class Run:
@@ -114,24 +133,26 @@ class Run:
         some = cfg.games
         self.games = find_games(some.split, some.data, some.task_types, some.limit)
         self.held = {split: find_games(split, some.data, some.task_types, cfg.eval.limit) for split in self.splits}
-        self.policy = make_policy(cfg.start or cfg.model.path, cfg)
-        self.real = Roller(self.policy, GameWorld(self.games, cfg.episodes.max_steps), cfg)
+        self.policy = make_policy(cfg)
+        self.real: Roller | None = None
         self.imagined: Roller | None = None
-        if cfg.world_model.kind != "none":
-            model = cfg.world_model.model
-            predictor = LanguagePolicy.from_pretrained(
-                model.path, device=model.device, dtype=cfg.dtype, temperature=model.temperature or 1.0, template=model.template
-            )
-            world = LanguageWorld(predictor, self.games, cfg.episodes.max_steps, cfg.world_model)
+        learner = Learner(self.policy, cfg.grpo)
+        self.loop = Imitation(cfg, learner, self.games) if cfg.method == "sft" else self.make_loop(learner)
+        self.folder = start_run(cfg.output_dir, cfg, self.manifest())
+
+    def make_loop(self, learner: Learner) -> Loop:
+        """The core's loop, around the games and (in the arms that have one) a language world model."""
+        cfg, section, level = self.cfg, self.cfg.world_model, self.cfg.step_level
+        self.real = Roller(self.policy, GameWorld(self.games, cfg.episodes.max_steps), cfg)
+        if section.kind != "none":
+            world = LanguageWorld(make_predictor(cfg), self.games, cfg.episodes.max_steps, section)
             self.imagined = Roller(self.policy, world, cfg)
-        level = cfg.step_level
-        self.loop = Loop(
-            cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=GameStarts(len(self.games), cfg.seed),
-            execute=self.real.execute, imagine=None if self.imagined is None else self.imagined.groups, reward=reward_of,
-            debias=make_debias(cfg), fusion=make_fusion(cfg), ledger=Ledger(),
+        return Loop(
+            cfg=cfg, learner=learner, starts=GameStarts(len(self.games), cfg.seed), execute=self.real.execute,
+            imagine=None if self.imagined is None else self.imagined.groups, reward=reward_of, debias=make_debias(cfg),
+            fusion=make_fusion(cfg), ledger=Ledger(),
             credit=StepCredit(level.weight, level.gamma, cfg.grpo.advantage_scale) if level.weight > 0 else None,
         )  # fmt: skip
-        self.folder = start_run(cfg.output_dir, cfg, self.manifest())
 
     @property
     def splits(self) -> list[str]:
@@ -180,11 +201,10 @@ class Run:
     def after(self, step: int, metrics: dict[str, float]) -> None:
         """After update `step`: log, save, evaluate."""
         cfg = self.cfg
-        metrics |= {f"episode/{k}": v for k, v in describe(self.real.latest).items()}
-        if self.imagined is not None:
-            metrics |= {f"imagined/{k}": v for k, v in describe(self.imagined.latest).items()}
+        for name, roller in (("episode", self.real), ("imagined", self.imagined)):
+            metrics |= {} if roller is None else {f"{name}/{k}": v for k, v in describe(roller.latest).items()}
         self.tracker.log(step, metrics)
-        shown = ("success/env", "success/wm", "episode/invalid")
+        shown = ("success/env", "success/wm", "episode/invalid", "loss/nll")
         self.bar.update(1, ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan))))
         if step % cfg.save_every == 0 or step == cfg.steps:
             self.save(step)
@@ -199,7 +219,8 @@ class Run:
         sinks = [TensorBoardSink(self.folder, done + 1)] if log.tensorboard else []
         sinks += [WandbSink(self.folder, log.wandb_project)] if log.wandb else []
         self.tracker = Tracker(self.folder, done, tuple(sinks))
-        with Progress(cfg.steps, f"policy updates ({cfg.arm})", done=done) as self.bar:
+        what = "imitation" if cfg.method == "sft" else f"policy updates ({cfg.arm})"
+        with Progress(cfg.steps, what, done=done) as self.bar:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
         if cfg.steps > 0:

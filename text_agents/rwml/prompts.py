@@ -35,6 +35,11 @@ def go_on(observation: str, admissible: Sequence[str] | None) -> str:
     return f"You see:\n{observation.strip()}\n\n{_listed(admissible)}Your next command?"
 
 
+def act_label(command: str) -> str:
+    """What imitation of a command teaches to say: no thoughts (the tags stay, for RL)."""
+    return f"<think>\n\n</think>\n<action>{command}</action>"
+
+
 def _listed(admissible: Sequence[str] | None) -> str:
     return "" if admissible is None else "Commands that do something now:\n" + "\n".join(admissible) + "\n\n"
 
