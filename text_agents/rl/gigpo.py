@@ -1,4 +1,4 @@
-"""Step-level advantages of a group of episodes by states they share (GiGPO, arXiv 2505.10978, s4.2). Pure.
+"""Step-level advantages of a group of episodes by states they share (GiGPO, arXiv 2505.10978). Pure.
 
 A step group holds all turns of a group's episodes at which the same observation was seen (its *anchor state*; another use of
 the word than WMRL's anchors). The return of a turn is the episode's reward, discounted by the turns that were left:
@@ -7,7 +7,7 @@ the word than WMRL's anchors). The return of a turn is the episode's reward, dis
 
 Non-obvious behaviour
 * A state that one turn saw has no one to compare with: 0. So has a turn of an episode without reward (NaN).
-* An episode that comes to a state again and again counts there as often, as in the paper; with gamma = 1 its turns there
+* An episode that comes to a state again and again counts there as often (so in verl-agent); with gamma = 1 its turns there
   are worth the same.
 * With gamma < 1 a group whose episodes all succeed has contrast, too: shorter ways are better.
 """
