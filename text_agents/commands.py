@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from text_agents import config
+from text_agents.rl.config import TextRlConfig
 from vla_wmrl import arguments
 from vla_wmrl.errors import nearest, require
 
@@ -17,10 +18,11 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "replay": (config.ReplayConfig, "text_agents.replay", "main"),
     "triplets": (config.TripletsConfig, "text_agents.rwml.collect", "main"),
     "rwml": (config.RwmlConfig, "text_agents.rwml.train", "main"),
+    "rl": (TextRlConfig, "text_agents.rl.train", "main"),
     "calibrate-threshold": (config.CalibrateConfig, "text_agents.rwml.calibrate", "main"),
 }
 
-CONTINUES = ("rwml",)  # commands whose runs have checkpoints
+CONTINUES = ("rwml", "rl")  # commands whose runs have checkpoints
 
 
 def usage() -> str:

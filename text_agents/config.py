@@ -51,7 +51,7 @@ class ModelSection:
     template: str | None = None  # shipped chat template (chatml) instead of the model's own
     temperature: float = 1.0  # 0: the most likely token
     max_new_tokens: int = 128  # of a reply
-    max_prompt_tokens: int = 1536  # older history is left out beyond it, and counted
+    max_prompt_tokens: int = 1536  # older history is left out beyond it, and counted; of `text rl`: an episode beyond it ends
     device: str = "cpu"
 
     def validate(self) -> None:

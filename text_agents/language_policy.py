@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from text_agents import language_model
-from text_agents.language_model import Reply
+from text_agents.dialogues import Dialogues, Reply
 from text_agents.token_rows import Passes, TokenRows, token_rows
 from text_agents.transcripts import ChatFormat, TokenRollout, shipped
 from vla_wmrl.errors import require
@@ -95,6 +95,10 @@ class LanguagePolicy:
             self.model, prompts, self.chat.end_id, max_new_tokens, temperature, seed, keys, copies=copies
         )
 
+    def dialogues(self, greedy: bool = False) -> Dialogues:
+        """Conversations of several turns."""
+        return Dialogues(self.model, self.chat.end_id, 0.0 if greedy else self.temperature)
+
     # ---- what the learner asks for
     def parameters_to_train(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -102,7 +106,9 @@ class LanguagePolicy:
     def without_adapter(self) -> AbstractContextManager | None:
         return self.model.disable_adapter() if self.adapted else None
 
-    def collate(self, rollouts: Sequence[TokenRollout], advantages: np.ndarray, valid: np.ndarray) -> TokenRows:
+    def collate(
+        self, rollouts: Sequence[TokenRollout], advantages: Sequence[float | np.ndarray], valid: np.ndarray
+    ) -> TokenRows:
         return token_rows(rollouts, advantages, valid, self.chat.end_id)
 
     def log_prob(self, rows: Passes) -> Tensor:

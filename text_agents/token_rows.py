@@ -36,7 +36,7 @@ class TokenRows:
     """All sampled tokens of a batch of transcripts. A `vla_wmrl.policies.base.Batch` of B rows."""
 
     rollout: Tensor  # [B] index into the rollouts
-    advantage: Tensor  # [B] float64, the rollout's
+    advantage: Tensor  # [B] float64, the rollout's, or its turn's
     mask: Tensor  # [B] bool, tokens that carry gradient
     column: Tensor  # [B] place in the rollout's tail
     prompts: list[tuple[int, ...]]  # [R]
@@ -73,13 +73,17 @@ class TokenRows:
         return (Passes(ids, mask, owner, tails, tail_mask, sequence, self.column[index]),)
 
 
-def token_rows(rollouts: Sequence[TokenRollout], advantages: np.ndarray, valid: np.ndarray, pad_id: int) -> TokenRows:
-    """Sampled tokens of R transcripts with advantages [R]; one that is not `valid` [R], or has advantage 0, is masked.
+def token_rows(
+    rollouts: Sequence[TokenRollout], advantages: Sequence[float | np.ndarray], valid: np.ndarray, pad_id: int
+) -> TokenRows:
+    """Sampled tokens of R transcripts with advantages: one a transcript, or an array of one a turn.
 
-    Raises UserError for a transcript that begins with a sampled token: nothing predicts that one.
+    A transcript that is not `valid` [R], or whose advantages are all 0, is masked. A turn of advantage 0 in a transcript
+    that counts is not: leaving it out would make the others weigh more. Raises UserError for a transcript that begins with
+    a sampled token: nothing predicts that one.
     """
-    prompts, tails, owner, column = [], [], [], []
-    for i, rollout in enumerate(rollouts):
+    prompts, tails, owner, column, advantage = [], [], [], [], []
+    for i, (rollout, given) in enumerate(zip(rollouts, advantages, strict=True)):
         sampled = np.flatnonzero(rollout.policy_mask)
         first = int(sampled[0]) if len(sampled) else len(rollout.token_ids)
         require(first > 0, "a transcript begins with a sampled token: it needs a prompt")
@@ -87,11 +91,13 @@ def token_rows(rollouts: Sequence[TokenRollout], advantages: np.ndarray, valid: 
         tails.append(rollout.token_ids[first:])
         owner.append(np.full(len(sampled), i))
         column.append(sampled - first)
+        by_turn = np.asarray(given, np.float64)
+        advantage.append(by_turn[rollout.turn_id[sampled]] if by_turn.ndim else np.full(len(sampled), by_turn))
     rows = torch.from_numpy(np.concatenate(owner))
-    live = torch.from_numpy(np.asarray(valid, bool) & (np.asarray(advantages) != 0.0))
+    live = torch.from_numpy(np.asarray(valid, bool) & np.array([np.any(np.asarray(a) != 0.0) for a in advantages]))
     return TokenRows(
         rollout=rows,
-        advantage=torch.from_numpy(np.asarray(advantages, np.float64))[rows],
+        advantage=torch.from_numpy(np.concatenate(advantage)),
         mask=live[rows],
         column=torch.from_numpy(np.concatenate(column)),
         prompts=prompts,

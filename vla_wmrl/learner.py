@@ -63,6 +63,8 @@ class Learner:
     def update(self, rollouts: Sequence[Any], advantages: np.ndarray, valid: np.ndarray, n_rollouts: int) -> dict:
         """One update per epoch from R rollouts with advantages [R] (fusion factors included) and valid [R].
 
+        advantages: with `Loop.credit`, R arrays of one value a turn, for policies whose `collate` takes them.
+
         rollouts: of the kind that the policy collates; "looks" are its rows, of a language model sampled tokens.
         n_rollouts: what the average over rollouts divides by. Returns metrics; with no advantage at all, no step is taken.
         Raises RatioMismatch when re-scoring does not reproduce itself before the first step.

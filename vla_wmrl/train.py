@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from vla_wmrl.fusion import Fusion
 from vla_wmrl.learner import Learner, all_cores
 from vla_wmrl.stats import spearman
 from vla_wmrl.tracking import Ledger
-from vla_wmrl.types import Group, Rollout, Start
+from vla_wmrl.types import Group, Outcome, Rollout, Start
 
 
 class Executor(Protocol):
@@ -36,6 +36,14 @@ class Imagination(Protocol):
     def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]: ...
 
 
+class Credit(Protocol):
+    """Advantages within rollouts, on top of each rollout's own: the step level of policies that act in turns."""
+
+    def __call__(self, rollouts: Sequence[Any], rewards: np.ndarray) -> list[np.ndarray]:
+        """Of one group with rewards [G] (NaN: absent): G arrays, one value a turn."""
+        ...
+
+
 class Starts(Protocol):
     """Where groups begin. `draw` depends on (seed, step) and on what the bank held."""
 
@@ -48,6 +56,8 @@ class Loop:
 
     `score` of an imagined rollout is what the calibration maps to real rewards; None: the reward itself. `pairs`: a real
     rollout of every anchor of the last update, with its imagined twin, to look at.
+    `credit` adds advantages within rollouts, for policies whose `collate` takes them; None: one advantage a rollout.
+    Of a rollout the loop itself reads what `types.Outcome` says, whatever kind the policy trains on.
     """
 
     cfg: TrainConfig
@@ -60,6 +70,7 @@ class Loop:
     fusion: Fusion
     ledger: Ledger
     score: Callable[[Rollout], float] | None = None
+    credit: Credit | None = None
     pairs: list[tuple[Rollout, Rollout]] = field(default_factory=list)
 
     def __post_init__(self):
@@ -127,17 +138,21 @@ class Loop:
         advantages, zero_spread = group_advantages(rewards, np.isfinite(rewards), cfg.grpo.advantage_scale)
         wm_ok = self.debias is None or self.debias.ready or not anchor.any()
         weights = self.fusion.weights(int(anchor.sum()), int((~anchor).sum()), wm_ok)
-        advantages = advantages * np.where(anchor, weights.anchor, weights.wm)[:, None]
+        factors = np.where(anchor, weights.anchor, weights.wm)
 
-        rollouts = [r for g in groups for r in g.rollouts]
-        advantages, valid = advantages.ravel(), np.isfinite(rewards).ravel()
-        n_rollouts = int(valid.sum())
+        sampled = [g.rollouts for g in groups]
+        n_rollouts = int(np.isfinite(rewards).sum())
         if weights.twin:
             twins = [i for i, g in enumerate(groups) if g.anchor]
             more, _ = group_advantages(f[twins], np.isfinite(f[twins]), cfg.grpo.advantage_scale)
-            rollouts += [r for i in twins for r in groups[i].twins]
-            advantages = np.concatenate([advantages, weights.twin * more.ravel()])
-            valid = np.concatenate([valid, np.isfinite(f[twins]).ravel()])
+            sampled += [groups[i].twins for i in twins]
+            rewards, advantages = np.concatenate([rewards, f[twins]]), np.concatenate([advantages, more])
+            factors = np.concatenate([factors, np.full(len(twins), weights.twin)])
+        rollouts, valid = [r for group in sampled for r in group], np.isfinite(rewards).ravel()
+        advantages = (advantages * factors[:, None]).ravel()
+        if self.credit is not None:
+            within = [w * c for g, r, w in zip(sampled, rewards, factors, strict=True) for c in self.credit(g, r)]
+            advantages = [a + c for a, c in zip(advantages, within, strict=True)]
         with self.ledger.phase("update"), all_cores():
             # Before the calibration is ready nine groups in ten weigh nothing, and the rest is too little for a step: the first
             # anchors serve the calibration alone.
@@ -191,7 +206,7 @@ class Loop:
             self.debias.load_state_dict(state["debias"])
 
 
-def _rate(rollouts: Sequence[Rollout]) -> float:
+def _rate(rollouts: Sequence[Outcome]) -> float:
     return float(np.mean([r.success for r in rollouts])) if rollouts else float("nan")
 
 

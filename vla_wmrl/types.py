@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -33,6 +33,14 @@ class Start:
     @property
     def key(self) -> tuple[int, int, int, int]:
         return (self.task_id, self.init_id, self.episode, self.look)
+
+
+class Outcome(Protocol):
+    """What the loop reads of a rollout. The rest is between the policy that made it and the policy that trains on it:
+    `Rollout` for policies that act in chunks, token transcripts for language models."""
+
+    success: bool
+    steps: int  # of the environment, or of the world model
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,23 @@ def test_ppi_trains_on_the_anchors_twins_too():
     assert torch.isfinite(weights(loop)).all()
 
 
+@pytest.mark.parametrize("fusion", ["none", "ppi"])
+def test_credit_adds_a_value_a_turn_to_the_rollouts_own_advantage_with_the_groups_factor(fusion):
+    given = []
+    for credit in (None, lambda rollouts, rewards: [np.array([0.0, r]) for r in rewards]):
+        loop = make(fusion=fusion, reward_wm=lambda s, m: truth(s, m) * 0.5)
+        loop.step(0)  # the fusion has seen anchors
+        loop.credit = credit
+        loop.learner.update = lambda *batch: given.append(batch) or {}
+        metrics = loop.step(1)
+    (rollouts, plain, *_), (same, turns, *_) = given
+    factors = {"real": metrics["fusion/weight_anchor"], "imagined": metrics["fusion/weight_wm"]}
+    assert len(turns) == len(plain) == len(rollouts) == len(same) == (16 if fusion == "none" else 24)
+    for rollout, own, found in list(zip(same, plain, turns, strict=True))[:16]:
+        expected = own + factors[rollout.source] * float(rollout.progress[-1])
+        np.testing.assert_allclose(found, [own, expected], rtol=1e-6)
+
+
 def contrast(learner, advantage=1.0):
     """An update from two rollouts of one group; the objective's own metrics."""
     start = Start(0, 0)

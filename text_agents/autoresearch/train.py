@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from text_agents.autoresearch.sandbox import Sandbox
 from text_agents.autoresearch.spec_policy import SpecPolicy
 from text_agents.autoresearch.tasks import load_task
 from text_agents.autoresearch.train_config import OutcomeModelConfig, ResearchTrainConfig
+from text_agents.streams import make_debias, make_fusion
 from vla_wmrl import checkpoint
-from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.errors import require
-from vla_wmrl.fusion import Fusion, Guard
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import JsonLines, Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
@@ -183,20 +182,6 @@ class Run:
     def close(self) -> None:
         self.real.close()
         self.sandbox.close()
-
-
-def make_debias(cfg: ResearchTrainConfig) -> IsotonicDebiaser | None:
-    settings = asdict(cfg.debias)
-    kind = settings.pop("kind")
-    if kind == "none":
-        return None
-    return IsotonicDebiaser.released() if kind == "released" else IsotonicDebiaser(kind, **settings)
-
-
-def make_fusion(cfg: ResearchTrainConfig) -> Fusion:
-    settings, guard = asdict(cfg.fusion), asdict(cfg.guard)
-    enabled, window = guard.pop("enabled"), guard.pop("window_groups")
-    return Fusion(settings.pop("kind"), **settings, guard=Guard(**guard) if enabled else None, guard_window=window)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,25 @@ def history_lines(turns: Sequence[tuple[str, str]]) -> str:
 
 def act(task: str, turns: Sequence[tuple[str, str]], observation: str, admissible: Sequence[str] | None) -> str:
     """The prompt of an ALFWorld agent; admissible None: the commands are not listed."""
-    listed = "" if admissible is None else "Commands that do something now:\n" + "\n".join(admissible) + "\n\n"
     return (
         f"You act in a household, one command at a time. Your task: {task}\n\n"
-        f"So far:\n{history_lines(turns)}\n\nNow you see:\n{observation.strip()}\n\n{listed}"
+        f"So far:\n{history_lines(turns)}\n\nNow you see:\n{observation.strip()}\n\n{_listed(admissible)}"
         "Think briefly in <think></think>, then give one command in <action></action>."
     )
+
+
+def go_on(observation: str, admissible: Sequence[str] | None) -> str:
+    """What a conversation that began with `act` says after each command."""
+    return f"You see:\n{observation.strip()}\n\n{_listed(admissible)}Your next command?"
+
+
+def act_label(command: str) -> str:
+    """What imitation of a command teaches to say: no thoughts (the tags stay, for RL)."""
+    return f"<think>\n\n</think>\n<action>{command}</action>"
+
+
+def _listed(admissible: Sequence[str] | None) -> str:
+    return "" if admissible is None else "Commands that do something now:\n" + "\n".join(admissible) + "\n\n"
 
 
 def command_in(output: str) -> tuple[str, bool]:

@@ -13,33 +13,22 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import numpy as np
-import torch
 import transformers
 
 from text_agents.config import RwmlConfig
+from text_agents.imitation import imitate
 from text_agents.language_policy import LanguagePolicy
+from text_agents.order import batch_of
 from text_agents.rwml import prompts, rewards, triplets
 from text_agents.rwml.evaluate import evaluate, held_out, prompt_ids
 from text_agents.rwml.triplets import Triplet
 from text_agents.transcripts import TokenRollout, Transcript
-from vla_wmrl import checkpoint, grpo
+from vla_wmrl import checkpoint
 from vla_wmrl.advantage import group_advantages
 from vla_wmrl.learner import Learner
-from vla_wmrl.policies.noise import generator, lineage
+from vla_wmrl.policies.noise import lineage
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import Ledger, Tracker, start_run, write_json
-
-ORDER = 17  # part of the key of the triplets' order
-
-
-def batch_of(train: Sequence[Triplet], step: int, n: int, seed: int) -> list[Triplet]:
-    """The n triplets of update `step` (from 0): each pass has an order of its own; a function of (seed, step) only."""
-    chosen = []
-    for place in range(step * n, (step + 1) * n):
-        passed, index = divmod(place, len(train))
-        order = generator((seed, ORDER, passed)).permutation(len(train))
-        chosen.append(train[order[index]])
-    return chosen
 
 
 class RwmlTrainer:
@@ -90,22 +79,10 @@ class RwmlTrainer:
         }
 
     def _imitate(self, batch: Sequence[Triplet], ids: Sequence[list[int]]) -> dict[str, float]:
-        """A step on the mean negative log-likelihood of the labels' tokens, each triplet weighing the same."""
-        learner, cfg = self.learner, self.cfg.grpo
+        """A supervised step towards the true next states."""
         labels = [self._label(t, p) for t, p in zip(batch, ids, strict=True)]
-        rows = self.policy.collate(labels, np.ones(len(batch)), np.ones(len(batch), bool))
-        weights = grpo.look_weights(rows.rollout, rows.mask, len(batch))
-        learner.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
         with self.ledger.phase("update"):
-            for part in rows.split(torch.arange(len(rows.mask)), cfg.minibatch_looks):
-                loss = -(weights[part] * self.policy.log_prob(*rows.rows(part))).sum()
-                loss.backward()
-                total += loss.item()
-            norm = torch.nn.utils.clip_grad_norm_(learner.parameters, cfg.grad_clip)
-            learner.optimizer.step()
-        learner.updates += 1
-        return {"loss/nll": total, "loss/grad_norm": float(norm), "loss/looks": float(len(rows.mask))}
+            return {f"loss/{k}": v for k, v in imitate(self.learner, labels).items()}
 
     def _label(self, triplet: Triplet, prompt: list[int]) -> TokenRollout:
         transcript = Transcript()

@@ -50,7 +50,8 @@ class Trainable(Protocol):
     dtype: torch.dtype  # of the network's arithmetic: how well a ratio reproduces
 
     def collate(self, rollouts: Sequence[Any], advantages: np.ndarray, valid: np.ndarray) -> Batch:
-        """R rollouts of the policy's own kind, with advantages [R] and valid [R], as rows."""
+        """R rollouts of the policy's own kind, with advantages [R] and valid [R], as rows. A policy that acts in turns may
+        also take R arrays of advantages, one value a turn."""
         ...
 
     def log_prob(self, *rows: Any) -> Tensor:

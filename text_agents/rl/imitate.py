@@ -1,0 +1,78 @@
+"""Imitation of the games' own walkthroughs as conversations: a start for models that write no commands of themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from text_agents.alfworld_games import Game
+from text_agents.dialogues import Reply
+from text_agents.imitation import imitate
+from text_agents.language_policy import LanguagePolicy
+from text_agents.order import batch_of
+from text_agents.rl.config import TextRlConfig
+from text_agents.rl.episodes import EpisodeRollout, GameWorld, roll
+from text_agents.rwml import prompts
+from vla_wmrl.errors import require
+from vla_wmrl.learner import Learner
+from vla_wmrl.tracking import Ledger
+from vla_wmrl.types import Start
+
+
+class Teacher:
+    """Says a game's walkthrough, in the place of a policy and of its `dialogues.Dialogues`."""
+
+    def __init__(self, policy: LanguagePolicy, plan: Sequence[str]):
+        self.chat, self._tokenizer, self._plan = policy.chat, policy.tokenizer, list(plan)
+
+    def dialogues(self, greedy: bool) -> Teacher:
+        return self
+
+    def reply(
+        self, contexts: Sequence[Sequence[int]], max_new_tokens: int, rngs: Sequence[np.random.Generator], copies: int = 1
+    ) -> list[Reply]:
+        text = prompts.act_label(self._plan.pop(0) if self._plan else "look")
+        ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self.chat.end_id]
+        return [Reply(ids, [math.nan] * len(ids), True)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """One conversation: there is nothing to choose."""
+
+
+def demonstration(policy: LanguagePolicy, games: Sequence[Game], number: int, cfg: TextRlConfig) -> EpisodeRollout:
+    """The walkthrough of a game as a transcript. Raises UserError for a game without one."""
+    game = games[number]
+    require(len(game.walkthrough) > 0, f"{game.path} carries no walkthrough to imitate")
+    world = GameWorld(games, cfg.episodes.max_steps)
+    [(rollout,)] = roll(
+        Teacher(policy, game.walkthrough), world, [Start(task_id=number, init_id=number)], 1, (cfg.seed, 0), cfg.episodes,
+        cfg.model.max_new_tokens, cfg.model.max_prompt_tokens,
+    )  # fmt: skip
+    return rollout
+
+
+class Imitation:
+    """Takes the place of the core's loop: `grpo.n_groups` walkthroughs an update, one supervised step on their commands."""
+
+    def __init__(self, cfg: TextRlConfig, learner: Learner, games: Sequence[Game]):
+        self.cfg, self.learner, self.games, self.ledger = cfg, learner, games, Ledger()
+
+    def step(self, step: int) -> dict[str, float]:
+        """One update; returns its metrics."""
+        drawn = batch_of(range(len(self.games)), step, self.cfg.grpo.n_groups, self.cfg.seed)
+        with self.ledger.phase("demonstrations"):
+            labels = [demonstration(self.learner.policy, self.games, number, self.cfg) for number in drawn]
+        self.ledger.add_real("demonstrations", sum(r.steps for r in labels))
+        with self.ledger.phase("update"):
+            metrics = imitate(self.learner, labels)
+        won = float(np.mean([r.success for r in labels]))
+        return {f"loss/{k}": v for k, v in metrics.items()} | {"demonstrations/success": won} | self.ledger.metrics()
+
+    def state_dict(self) -> dict:
+        return {"learner": self.learner.state_dict(), "ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.ledger.load_state_dict(state["ledger"])
