@@ -20,33 +20,12 @@ from sim.workers import Pool
 from vla_wmrl import checkpoint, report
 from vla_wmrl.config import TrainConfig
 from vla_wmrl.debias import IsotonicDebiaser
-from vla_wmrl.fusion import Fusion, Guard
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
+from vla_wmrl.streams import make_debias, make_fusion
 from vla_wmrl.tracking import Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
 from vla_wmrl.train import train as run_loop
-
-
-def make_debias(cfg: TrainConfig) -> IsotonicDebiaser | None:
-    debias = cfg.debias
-    if debias.kind == "none":
-        return None
-    if debias.kind == "released":
-        return IsotonicDebiaser.released()
-    return IsotonicDebiaser(
-        "isotonic", min_pairs=debias.min_pairs, refit_every=debias.refit_every, max_pairs=debias.max_pairs,
-        shrink=debias.shrink, task_strength=debias.task_strength,
-    )  # fmt: skip
-
-
-def make_fusion(cfg: TrainConfig) -> Fusion:
-    guard = cfg.guard
-    limits = {k: getattr(guard, k) for k in ("min_pairs", "min_rank_correlation", "max_false_positives", "min_groups")}
-    active = Guard(**limits) if guard.enabled else None
-    fusion = cfg.fusion
-    return Fusion(fusion.kind, half_life_groups=fusion.half_life_groups, min_groups=fusion.min_groups,
-                  max_weight=fusion.max_weight, guard=active, guard_window=guard.window_groups)  # fmt: skip
 
 
 class Run:
@@ -167,8 +146,8 @@ class Run:
         films = [p for t in self.specs for p in [p for p in self.loop.pairs if p[0].start.task_id == t][: self.cfg.eval.videos]]
         films = [(real, twin) for real, twin in films if real.start.snapshot is not None]
         jobs = [TwinJob.of(self.specs[real.start.task_id], real, twin) for real, twin in films]
-        for (real, _), frames in zip(films, self.pool.map(jobs), strict=True):
-            name = "real_imagined_error_task{}_init{}_episode{}_look{}".format(*real.start.key)
+        for i, (job, frames) in enumerate(zip(jobs, self.pool.map(jobs), strict=True)):
+            name = f"real_imagined_error_{i}_task{job.spec.task_id}_init{job.start.init_id}_look{job.start.look}"
             save_video(self.folder, name, frames, CONTROL_HZ / self.policy.n_action_steps)
 
     def save(self, step: int) -> None:
@@ -208,7 +187,8 @@ class Run:
 
 def write_calibration(path: Path, debias: IsotonicDebiaser) -> None:
     """The fitted map and its pairs, for the report."""
-    x = np.linspace(0.0, 1.0, 101)
+    scores = debias.pairs_[:, 0]
+    x = np.linspace(min(0.0, *scores), max(1.0, *scores), 101) if len(scores) > 1 else np.linspace(0.0, 1.0, 101)
     write_json(path, {"x": x, "y": debias.transform(x), "pairs": debias.pairs_})
 
 

@@ -20,11 +20,11 @@ from text_agents.autoresearch.sandbox import Sandbox
 from text_agents.autoresearch.spec_policy import SpecPolicy
 from text_agents.autoresearch.tasks import load_task
 from text_agents.autoresearch.train_config import OutcomeModelConfig, ResearchTrainConfig
-from text_agents.streams import make_debias, make_fusion
 from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
+from vla_wmrl.streams import make_debias, make_fusion
 from vla_wmrl.tracking import JsonLines, Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
 from vla_wmrl.train import train as run_loop

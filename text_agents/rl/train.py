@@ -27,11 +27,11 @@ from text_agents.rl.evaluate import evaluate
 from text_agents.rl.gigpo import step_advantages
 from text_agents.rl.imagine import LanguageWorld
 from text_agents.rl.imitate import Imitation
-from text_agents.streams import make_debias, make_fusion
 from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
+from vla_wmrl.streams import make_debias, make_fusion
 from vla_wmrl.tracking import Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
 from vla_wmrl.train import train as run_loop

@@ -1,4 +1,4 @@
-"""The calibration and the fusion that a config of a text agent asks for."""
+"""The calibration and the fusion that a config asks for."""
 
 from __future__ import annotations
 
