@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sim.quiet import quiet_lerobot
 from vla_wmrl.errors import UserError
 from vla_wmrl.progress import Progress
 
+SCENES = "scenes"  # folder of single frames (sim.demos.SceneWriter)
 MINIMAL_STD = 0.02  # of an action: below it is the expert's jitter, which would be blown up to unit variance
 
 
@@ -55,8 +57,10 @@ def _moments(x: np.ndarray, least: float) -> dict[str, np.ndarray]:
 
 
 def load(roots: list[str], stride: int = 2) -> DemoData:
-    """Joins the LeRobotDatasets in `roots`, with the images of every `stride`-th frame. Raises UserError."""
-    parts = [_load_one(Path(root), stride) for root in roots]
+    """Joins the data sets in `roots`, with the images of every `stride`-th frame (of scenes: all). Raises UserError."""
+    parts = [
+        _load_scenes(Path(root)) if (Path(root) / SCENES).is_dir() else _load_one(Path(root), stride) for root in roots
+    ]
     tasks = tuple(sorted({t for part in parts for t in part["tasks"]}))
     sizes = {part["images"].shape[1:] for part in parts}
     if len(sizes) > 1:
@@ -99,7 +103,8 @@ def _load_one(root: Path, stride: int) -> dict:
     table = dataset.hf_dataset.with_format("numpy", columns=[STATE_KEY, "action", "episode_index", "task_index"])[:]
     episode = np.asarray(table["episode_index"], dtype=np.int64)
     ends = np.asarray(dataset.meta.episodes["dataset_to_index"], dtype=np.int64)
-    looks = np.arange(0, len(episode), stride)
+    start = np.searchsorted(episode, episode)  # frames count from their episode's first
+    looks = np.flatnonzero((np.arange(len(episode)) - start) % math.lcm(stride, _rendered(root)) == 0)
     names = dataset.meta.tasks.index
     tasks = dict(zip(dataset.meta.tasks["task_index"], names, strict=True))
     task = np.asarray(table["task_index"], dtype=np.int64)
@@ -116,6 +121,15 @@ def _load_one(root: Path, stride: int) -> dict:
         "scene": scene,
         "scene_names": fields,
     }
+
+
+def _rendered(root: Path) -> int:
+    """Frames between two that were rendered; those between repeat an image, which is not what was seen there."""
+    first = root / "traces" / "episode_000000.npz"
+    if not first.is_file():
+        return 1
+    with np.load(first) as trace:
+        return int(trace["render_every"]) if "render_every" in trace else 1
 
 
 def _decode(dataset, looks: np.ndarray) -> np.ndarray:
@@ -137,6 +151,38 @@ def _decode(dataset, looks: np.ndarray) -> np.ndarray:
     return out
 
 
+def _load_scenes(root: Path) -> dict:
+    """Single frames: each is an episode's frame for vision, and has no chunk of actions after it."""
+    files = sorted((root / SCENES).glob("*.npz"))
+    if not files:
+        raise UserError(f"{root / SCENES} is empty: record some with `vla-wmrl demos --kind=scenes`")
+    tasks: list[str] = []
+    columns: dict[str, list[np.ndarray]] = {k: [] for k in ("images", "state", "action", "scene", "task", "episode")}
+    fields = {}
+    with Progress(len(files), f"reading {root.name}") as bar:
+        for index, file in enumerate(files):
+            with np.load(file) as frames:
+                task, n = str(frames["task"]), len(frames["state"])
+                if task not in tasks:
+                    tasks.append(task)
+                fields[task], scene = _positions(json.loads(str(frames["layout"])), frames["states"])
+                found = (frames["images"], frames["state"], frames["labels"], scene,
+                         np.full(n, tasks.index(task)), np.full(n, index))  # fmt: skip
+                for column, value in zip(columns.values(), found, strict=True):
+                    column.append(value)
+            bar.update(1)
+    scene = _pad(columns.pop("scene"))
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    frames = np.arange(len(scene))
+    return {**joined, "looks": frames, "end": frames + 1, "scene": scene, "tasks": tasks, "scene_names": fields}
+
+
+def _positions(layout: dict[str, list[int]], states: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names and values [n, M] float32 (m) of the gripper's position and of everything else's, from states [n, S]."""
+    wanted = ("robot/eef_pos", *(k for k in layout if k.endswith("/pos")))
+    return wanted, np.concatenate([states[:, slice(*layout[k])] for k in wanted], axis=1).astype(np.float32)
+
+
 def _read_scene(root: Path, episode: np.ndarray, task: np.ndarray, tasks: dict[int, str]):
     """Positions of the gripper and of everything else, per frame, from `traces/`; (None, None) where there are none."""
     files = sorted((root / "traces").glob("episode_*.npz"))
@@ -145,9 +191,8 @@ def _read_scene(root: Path, episode: np.ndarray, task: np.ndarray, tasks: dict[i
     rows, fields = [], {}
     for index, file in enumerate(files):
         with np.load(file) as trace:
-            layout = json.loads(str(trace["layout"]))
-            wanted = ["robot/eef_pos", *(k for k in layout if k.endswith("/pos"))]
             states = trace["states"][: int((episode == index).sum())]
-            rows.append(np.concatenate([states[:, slice(*layout[k])] for k in wanted], axis=1).astype(np.float32))
-        fields[tasks[int(task[np.argmax(episode == index)])]] = tuple(wanted)
+            wanted, positions = _positions(json.loads(str(trace["layout"])), states)
+            rows.append(positions)
+        fields[tasks[int(task[np.argmax(episode == index)])]] = wanted
     return fields, _pad(rows)

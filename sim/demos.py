@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sim import demo_data
 from sim.compose import env_spec, make_pool, policy_ref
 from sim.expert import Expert
 from sim.libero import EnvSpec, LiberoEnv
@@ -49,6 +50,7 @@ class Demonstration:
     actions: np.ndarray  # [T, 7] float32, that ran
     states: np.ndarray  # [T + 1, S] float32
     layout: dict[str, tuple[int, int]]  # of S
+    render_every: int = 1  # frames between two that were rendered
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def demonstrate(env: LiberoEnv, job: DemoJob, init_id: int, policy=None) -> Demo
         actions=np.stack(actions),
         states=np.stack(states),
         layout={k: (s.start, s.stop) for k, s in state_spec(env).layout.items()},
+        render_every=job.render_every,
     )
 
 
@@ -161,10 +164,40 @@ class Writer:
             init_id=demo.init_id,
             success=demo.success,
             layout=json.dumps(demo.layout),
+            render_every=demo.render_every,
         )
 
     def close(self) -> None:
         self.dataset.finalize()
+
+
+class SceneWriter:
+    """Keeps of each demonstration what teaches vision where things are: rendered frames with the states there.
+
+    A data set needs every frame; for vision other placements of the objects tell more than the next frame, so that a folder
+    of many episodes with few images each is the better use of the same time.
+    """
+
+    def __init__(self, root: Path):
+        self.folder = root / demo_data.SCENES
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, demo: Demonstration) -> None:
+        shown = slice(0, len(demo.labels), demo.render_every)
+        np.savez_compressed(
+            self.folder / f"t{demo.task_id}_i{demo.init_id}.npz",
+            images=np.stack([demo.frames[name][shown] for name in CAMERAS], axis=1),
+            state=demo.frames[STATE_KEY][shown],
+            labels=demo.labels[shown],
+            states=demo.states[:-1][shown],
+            task=demo.task,
+            task_id=demo.task_id,
+            init_id=demo.init_id,
+            layout=json.dumps(demo.layout),
+        )
+
+    def close(self) -> None:
+        pass
 
 
 def plan(cfg: DemosConfig, done: set[tuple[int, int]]) -> Iterator[DemoJob]:
@@ -187,7 +220,8 @@ def main(cfg: DemosConfig) -> int:
     root = Path(cfg.output_dir)
     records = read_jsonl(root / "episodes.jsonl") if cfg.resume else []
     jobs = list(plan(cfg, {(r["task_id"], r["init_id"]) for r in records}))
-    writer = Writer(root, cfg.env.image_size, cfg.resume)
+    scenes = cfg.kind == "scenes"
+    writer = SceneWriter(root) if scenes else Writer(root, cfg.env.image_size, cfg.resume)
     log = JsonLines(root / "episodes.jsonl")
     kept = sum(r["kept"] for r in records)
     with make_pool(cfg.workers) as pool, Progress(sum(len(j.inits) for j in jobs), "demonstrations") as bar:

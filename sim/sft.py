@@ -87,6 +87,7 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
     sizes = cfg.policy
     spec = nano.NanoSpec(
         image_size=sizes.image_size,
+        patch_size=sizes.patch_size,
         width=sizes.width,
         layers=sizes.layers,
         chunk_size=sizes.chunk_size,
@@ -101,7 +102,8 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
     if cfg.vision_warmup_steps and data.scene is None:
         print("the data sets hold no traces/ of where things are: no vision warm-up")
     elif cfg.vision_warmup_steps:
-        error = vision.warm_up(policy, data, cfg.vision_warmup_steps, cfg.batch_size, cfg.lr, cfg.seed)
+        shown = demo_data.load([*cfg.dataset.root, *cfg.dataset.scenes]) if cfg.dataset.scenes else data
+        error = vision.warm_up(policy, shown, cfg.vision_warmup_steps, cfg.batch_size, cfg.lr, cfg.seed)
         print(f"vision warm-up: positions on held-out episodes to {100 * error:.2f} cm")
     checkpoint_io.save(draft, policy, *processors)
     draft.rename(folder)

@@ -32,7 +32,7 @@ def load(*argv, cls=TrainConfig, **kwargs):
         (["--grpo.group_size=many"], "grpo.group_size"),
         (["--groups.kind=brnach"], "branch"),
         (["--eval.init_ids=50"], "ids run from 0 to 49"),
-        (["--env.init_ids=200"], "ids run from 0 to 199"),
+        (["--env.init_ids=2000"], "ids run from 0 to 1999"),
         (["--env.split=official"], "share 50 initial states"),
         (["--env.split=papers", "--eval.init_ids=15,16"], "share 1 initial states"),
         (["--arm=real", "--anchors.fraction=0.5"], "arm=real fixes anchors.fraction to 1.0"),

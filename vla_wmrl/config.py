@@ -15,7 +15,7 @@ from vla_wmrl.errors import UserError, nearest, require
 SUITE_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 SUITE_ALIASES = {"libero_long": "libero_10", "long": "libero_10"}
 OFFICIAL_INITS = 50  # initial states LIBERO ships for each task
-TRAIN_INITS = 200  # initial states of our own a task, sampled from its placement regions
+TRAIN_INITS = 2000  # initial states of our own a task, sampled from its placement regions
 PAPERS_TRAIN_INITS = 16  # the papers train on official states 0-15 and evaluate on 16-49
 
 Arm = Literal["real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl"]

@@ -63,6 +63,7 @@ class DemosConfig:
     noise: float = 0.3  # standard deviation of the noise added to executed actions; labels stay clean
     beta: float = 0.0  # with --policy.path (DAgger: it acts, the expert labels): share of chunks the expert acts
     keep_failures: bool = False  # keep episodes that did not succeed
+    kind: Literal["lerobot", "scenes"] = "lerobot"  # scenes: only rendered frames and where things are, to teach vision alone
     render_every: int = 1  # control steps between two rendered frames; those between repeat the image (2 halves the time)
     device: str = "auto"  # auto, cpu, cuda, mps
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -84,12 +85,14 @@ class DemosConfig:
         )
         require(self.noise >= 0, f"noise={self.noise} is negative")
         require(0 <= self.beta <= 1, f"beta={self.beta} is outside 0..1")
-        require(1 <= self.render_every <= 8, f"render_every={self.render_every} is outside 1..8")
+        most = 64 if self.kind == "scenes" else 8
+        require(1 <= self.render_every <= most, f"render_every={self.render_every} is outside 1..{most} (kind={self.kind})")
 
 
 @dataclass
 class SftDatasetConfig:
     root: list[str] = field(default_factory=list)  # folders of LeRobotDatasets, joined
+    scenes: list[str] = field(default_factory=list)  # folders of `vla-wmrl demos --kind=scenes`: more for the vision warm-up
     action_episodes: int | None = None  # first episodes a task whose actions are imitated; all teach vision; null: all
 
     def validate(self) -> None:
@@ -107,10 +110,15 @@ class SftPolicyConfig:
     n_action_steps: int = 8  # control steps of a chunk that run
     num_steps: int = 5  # denoising steps
     image_size: int = 64  # pixels of an image's side
+    patch_size: int = 16  # pixels of a patch's side: (image_size / patch_size)^2 image tokens a camera
 
     def validate(self) -> None:
-        for name in ("layers", "width", "chunk_size", "n_action_steps", "num_steps", "image_size"):
+        for name in ("layers", "width", "chunk_size", "n_action_steps", "num_steps", "image_size", "patch_size"):
             require(getattr(self, name) >= 1, f"policy.{name}={getattr(self, name)} must be at least 1")
+        require(
+            self.image_size % self.patch_size == 0,
+            f"policy.image_size={self.image_size} is no multiple of policy.patch_size={self.patch_size}",
+        )
         require(self.n_action_steps <= self.chunk_size, "policy.n_action_steps exceeds policy.chunk_size")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sim import demo_data, sft, vision
-from sim.demos import Demonstration, Writer
+from sim.demos import Demonstration, SceneWriter, Writer
 from sim.protocol import CAMERAS, STATE_KEY
 from vla_wmrl.config_commands import SftConfig, SftDatasetConfig, SftPolicyConfig
 from vla_wmrl.errors import UserError
@@ -89,6 +89,40 @@ def test_images_and_scene_belong_to_their_frame(roots):
         expected = ((data.scene[data.looks[look], 3:5] + 0.3) / 0.6 * (SIZE - 8)).astype(int)
         assert (rows.min(), columns.min()) == tuple(expected)
     assert data.scene_names == (("robot/eef_pos", "ball_1/pos"),) * 2
+
+
+def test_an_image_that_repeats_an_older_one_teaches_nothing(tmp_path):
+    """With render_every=2, frames between two rendered ones carry the image before them; episodes of odd length shift them."""
+    rng = np.random.default_rng(0)
+    writer = Writer(tmp_path / "d", SIZE)
+    for index, steps in enumerate((5, 7, 4)):
+        demo = dataclasses.replace(demonstration(rng, index, steps), render_every=2)
+        writer.add(demo)
+    writer.close()
+    for stride, expected in ((1, [0, 2, 4]), (2, [0, 2, 4]), (3, [0])):  # 3: every sixth
+        data = demo_data.load([str(tmp_path / "d")], stride=stride)
+        assert data.looks[data.episode[data.looks] == 0].tolist() == expected
+        assert data.looks[data.episode[data.looks] == 1][0] == 5
+
+
+def test_scenes_teach_vision_and_nothing_else(roots, tmp_path, monkeypatch):
+    rng, writer = np.random.default_rng(3), SceneWriter(tmp_path / "s")
+    demos = [dataclasses.replace(demonstration(rng, i, 9), render_every=4) for i in range(6)]
+    for demo in demos:
+        writer.add(demo)
+    data = demo_data.load([*roots, str(tmp_path / "s")], stride=1)
+    assert len(data.images) == 53 + 6 * 3 and data.episode.max() == 4 + 6
+    for look in range(53, 71):
+        rows, columns = np.nonzero(data.images[look, 0, :, :, 0])
+        expected = ((data.scene[data.looks[look], 3:5] + 0.3) / 0.6 * (SIZE - 8)).astype(int)
+        assert (rows.min(), columns.min()) == tuple(expected)
+    seen = {}
+    monkeypatch.setattr(vision, "warm_up", lambda policy, data, *rest: seen.update(looks=len(data.looks)) or 0.01)
+    monkeypatch.setattr(sft, "train", lambda cfg, policy, processors, data, resume: seen.update(actions=len(data.looks)))
+    cfg = config(roots, tmp_path / "out")
+    cfg.dataset.scenes = [str(tmp_path / "s")]
+    assert sft.main(cfg) == 0
+    assert seen["looks"] - seen["actions"] == 18
 
 
 def test_action_statistics_have_no_vanishing_std(roots):
