@@ -36,7 +36,7 @@ from vla_wmrl.types import Start
 from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.data import load_demonstrations
 from vla_wmrl.world_model.latent import StateSpaceModel, task_from_json
-from vla_wmrl.world_model.looks import demonstration_looks
+from vla_wmrl.world_model.looks import demonstration_looks, scene_looks
 
 
 def specs_file(folder: Path) -> Path:
@@ -104,7 +104,7 @@ def rollouts(args: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inits = range(*(int(n) for n in args.inits.split(":")))
     tasks = [int(t) for t in args.task_ids.split(",")]
-    specs = {t: EnvSpec(task_id=t, stepping="fast", lod_mm=8.0, multisample=0, markers=True) for t in tasks}
+    specs = {t: EnvSpec(task_id=t, image_size=args.image_size, stepping="fast", lod_mm=8.0, multisample=0) for t in tasks}
     policy = PolicyRef(args.policy, eta=args.eta, sde="smooth", scale=(1, 1, 1, 0, 0, 0, 0))
     size, saved = 4, 0
     jobs = [
@@ -127,6 +127,7 @@ def decoder(args: argparse.Namespace) -> None:
     model = StateSpaceModel.from_pretrained(args.world_model)
     policy = FlowPolicy.from_pretrained(args.policy, eta=0.0)
     looks = [(task, *seen) for task, seen in demonstration_looks(args.demos, policy, args.every).items()]
+    looks += [(task, *seen) for task, seen in scene_looks(args.scenes, policy)] if args.scenes else []
     for file in sorted(Path(args.rollouts).glob("*.npz")) if args.rollouts else []:
         data = np.load(file)
         inits = np.full(len(data["states"]), int(data["init_id"]))
@@ -158,6 +159,8 @@ def main() -> None:
     parser.add_argument("--rollouts")
     parser.add_argument("--eta", type=float, default=0.0, help="noise of the policy's rollouts")
     parser.add_argument("--policy")
+    parser.add_argument("--image_size", type=int, default=128, help="pixels of an image's side, as the policy's")
+    parser.add_argument("--scenes", help="folder of `vla-wmrl demos --kind=scenes`: more looks for the decoder")
     parser.add_argument("--task_ids", default="0,1,7")
     parser.add_argument("--inits", default="0:40")
     parser.add_argument("--per_moment", type=int, default=4)

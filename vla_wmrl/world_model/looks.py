@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 BATCH = 64
+SCENES = "scenes"  # as sim.demo_data writes them
 Looks = dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]  # task -> inits [n], states [n, S], features [n, n_tokens, D]
 
 
@@ -40,3 +42,13 @@ def demonstration_looks(folder: str | Path, policy: Any, every: int = 4) -> Look
                 task_id, init_id, states = traces[episode]
                 found.setdefault(task_id, []).append((init_id, states[row["frame_index"]], features))
     return {t: tuple(np.stack(column) for column in zip(*looks, strict=True)) for t, looks in found.items()}
+
+
+def scene_looks(folder: str | Path, policy: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Task, inits [n], states [n, S] and features [n, n_tokens, D] of each episode of single frames in `folder`."""
+    for file in sorted((Path(folder) / SCENES).glob("*.npz")):
+        with np.load(file) as frames:
+            images = {c: torch.from_numpy(frames["images"][:, i]) for i, c in enumerate(policy.cameras)}
+            proprio = torch.from_numpy(frames["state"])
+            seen = policy.encode(images, proprio, [""] * len(proprio))["features"].numpy()
+            yield int(frames["task_id"]), np.full(len(seen), int(frames["init_id"])), frames["states"], seen
