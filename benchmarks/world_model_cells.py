@@ -64,7 +64,7 @@ def main() -> None:
     model = StateSpaceModel.from_pretrained(args.world_model)
     first, last = (int(n) for n in args.inits.split(":"))
     specs = {
-        int(t): EnvSpec(task_id=int(t), image_size=args.image_size, stepping="fast", lod_mm=8.0, multisample=0, markers=True)
+        int(t): EnvSpec(task_id=int(t), image_size=args.image_size, stepping="fast", lod_mm=8.0, multisample=0)
         for t in args.task_ids.split(",")
     }
     names = args.policies.split(",")

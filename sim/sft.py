@@ -88,6 +88,9 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
     spec = nano.NanoSpec(
         image_size=sizes.image_size,
         patch_size=sizes.patch_size,
+        pixel_shuffle=sizes.pixel_shuffle,
+        vision_width=sizes.vision_width,
+        vision_layers=sizes.vision_layers,
         width=sizes.width,
         layers=sizes.layers,
         chunk_size=sizes.chunk_size,

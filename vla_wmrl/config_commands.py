@@ -110,14 +110,22 @@ class SftPolicyConfig:
     n_action_steps: int = 8  # control steps of a chunk that run
     num_steps: int = 5  # denoising steps
     image_size: int = 64  # pixels of an image's side
-    patch_size: int = 16  # pixels of a patch's side: (image_size / patch_size)^2 image tokens a camera
+    patch_size: int = 16  # pixels of a patch's side; smaller ones find things more precisely, and cost more
+    pixel_shuffle: int = 1  # (image_size / patch_size / pixel_shuffle)^2 image tokens a camera reach the language model
+    vision_width: int = 128
+    vision_layers: int = 3
 
     def validate(self) -> None:
-        for name in ("layers", "width", "chunk_size", "n_action_steps", "num_steps", "image_size", "patch_size"):
+        sizes = (
+            "layers", "width", "chunk_size", "n_action_steps", "num_steps", "image_size", "patch_size", "pixel_shuffle",
+            "vision_width", "vision_layers",
+        )  # fmt: skip
+        for name in sizes:
             require(getattr(self, name) >= 1, f"policy.{name}={getattr(self, name)} must be at least 1")
         require(
-            self.image_size % self.patch_size == 0,
-            f"policy.image_size={self.image_size} is no multiple of policy.patch_size={self.patch_size}",
+            self.image_size % (self.patch_size * self.pixel_shuffle) == 0,
+            f"policy.image_size={self.image_size} is no multiple of patch_size x pixel_shuffle="
+            f"{self.patch_size * self.pixel_shuffle}",
         )
         require(self.n_action_steps <= self.chunk_size, "policy.n_action_steps exceeds policy.chunk_size")
 
