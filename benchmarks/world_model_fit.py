@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -127,7 +128,7 @@ def decoder(args: argparse.Namespace) -> None:
     model = StateSpaceModel.from_pretrained(args.world_model)
     policy = FlowPolicy.from_pretrained(args.policy, eta=0.0)
     looks = [(task, *seen) for task, seen in demonstration_looks(args.demos, policy, args.every).items()]
-    looks += [(task, *seen) for task, seen in scene_looks(args.scenes, policy)] if args.scenes else []
+    looks += scene_looks(args.scenes, policy) if args.scenes else ()
     for file in sorted(Path(args.rollouts).glob("*.npz")) if args.rollouts else []:
         data = np.load(file)
         inits = np.full(len(data["states"]), int(data["init_id"]))
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if args.step in ("collect", "rollouts") else os.cpu_count() or 1)  # workers have the cores
     {"collect": collect, "rollouts": rollouts, "fit": fit, "decoder": decoder}[args.step](args)
 
 
