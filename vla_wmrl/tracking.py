@@ -57,6 +57,7 @@ class JsonLines:
 
     def __init__(self, path: str | Path, keep=None):
         self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             rows = [row for row in read_jsonl(self.path) if keep is None or keep(row)]
             draft = self.path.with_name(f".{self.path.name}.tmp")

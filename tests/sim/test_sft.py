@@ -160,6 +160,15 @@ def test_training_writes_a_policy_that_loads_and_resumes_to_the_same_bits(roots,
     assert str(tmp_path) not in (tmp_path / "whole" / "policy" / "policy_preprocessor.json").read_text()
 
 
+def test_a_checkpoint_to_start_from_needs_no_output_folder_made_before(roots, tmp_path):
+    """A new policy's `init/` makes the folder; with --policy.path nothing did, and the run ended after the features."""
+    assert sft.main(config(roots, tmp_path / "first", steps=1)) == 0
+    cfg = config(roots, tmp_path / "second", steps=1)
+    cfg.policy.path = str(tmp_path / "first" / "init")
+    assert sft.main(cfg) == 0
+    assert (tmp_path / "second" / "policy" / "config.json").is_file()
+
+
 def test_a_folder_that_is_no_data_set_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="not a LeRobotDataset"):
         demo_data.load([str(tmp_path)])
