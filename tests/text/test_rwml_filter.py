@@ -16,18 +16,20 @@ from vla_wmrl import cli
 from vla_wmrl.tracking import read_jsonl
 
 
+def of(games, agent):
+    return [t for game in games for t in collect.of_alfworld(game, alfworld.play(game, agent, max_steps=4), 0)]
+
+
+def half(seen, done, rng):
+    """Every other command does nothing, which is soon learnt."""
+    return "dance" if len(done) % 2 else alfworld.random_agent(seen, done, rng)
+
+
 @pytest.fixture(scope="module")
 def data(games, tmp_path_factory):
-    """Episodes in six real games: every other command does nothing, which is soon learnt."""
-
-    def agent(seen, done, rng):
-        return "dance" if len(done) % 2 else alfworld.random_agent(seen, done, rng)
-
-    def of(some):
-        return [t for game in some for t in collect.of_alfworld(game, alfworld.play(game, agent, max_steps=4), 0)]
-
+    """Episodes in six real games."""
     folder = tmp_path_factory.mktemp("triplets")
-    triplets.write(folder, {"train": of(games[:3]), "val": of(games[3:])}, {"env": "alfworld"})
+    triplets.write(folder, {"train": of(games[:3], half), "val": of(games[3:], half)}, {"env": "alfworld"})
     return folder
 
 
@@ -65,19 +67,23 @@ def graded(monkeypatch):
     monkeypatch.setattr(rewards, "rewards", score)
 
 
-def test_what_a_trained_copy_always_predicts_is_left_out_and_the_policy_is_as_it_was(argv, tmp_path):
-    """No stand-ins: a random model learns by imitation to say that nothing happens, and nothing else."""
-    learnt = ["--model.max_new_tokens=60", "--lora.rank=0", "--easy.enabled", "--easy.samples=3", "--easy.passes=40"]
-    learnt += ["--easy.lr=3e-3", "--easy.keep=0", "--grpo.n_groups=4", "--eval.after=false"]
-    argv = [*without(argv, *(a.split("=")[0] for a in learnt)), *learnt, f"--output_dir={tmp_path}"]
+def test_what_a_trained_copy_always_predicts_is_left_out_and_the_policy_is_as_it_was(argv, games, tmp_path):
+    """No stand-ins: a random model learns from games in which nothing happens to say so, and nothing else."""
+    data = tmp_path / "triplets"
+    triplets.write(data, {"train": of(games[:3], half), "val": of(games[3:], lambda *_: "dance")}, {"env": "alfworld"})
+    learnt = [f"--triplets={data}", "--model.max_new_tokens=64", "--model.temperature=0.5", "--lora.rank=0"]
+    learnt += ["--easy.enabled", "--easy.samples=3", "--easy.passes=30", "--easy.lr=3e-3", "--easy.keep=0"]
+    learnt += ["--grpo.n_groups=4", "--eval.after=false"]
+    argv = [*without(argv, *(a.split("=")[0] for a in learnt)), *learnt, f"--output_dir={tmp_path / 'run'}"]
     assert cli.main(argv) == 0
-    told = json.loads((tmp_path / "easy.json").read_text())
-    assert told["nll_last"] < told["nll_first"] and told["n"] == 12
-    assert 0.2 < told["flagged"] <= 0.5 and told["kept"] == round(12 * (1 - told["flagged"]))
-    judged = read_jsonl(tmp_path / "easy.jsonl")
-    assert len(judged) == 12 and all(len(row["rewards"]) == 3 for row in judged)
-    first = rows(tmp_path)[0]
-    assert first["easy/flagged"] == told["flagged"] and first["reply/tagged"] == 0.0  # the policy itself was not taught
+    told = json.loads((tmp_path / "run" / "easy.json").read_text())
+    assert told["nll_last"] < told["nll_first"]
+    assert (told["n"], told["flagged"], told["dropped"], told["kept"]) == (12, 0.5, 0.5, 6)
+    judged = {row["id"]: row["rewards"] for row in read_jsonl(tmp_path / "run" / "easy.jsonl")}
+    for t in triplets.read(data, "train"):
+        assert judged[t.id] == [float(t.next_state == NOTHING_HAPPENS)] * 3
+    first = rows(tmp_path / "run")[0]
+    assert first["easy/flagged"] == 0.5 and first["reply/tagged"] == 0.0  # the policy itself was not taught
 
 
 def test_a_filtered_run_trains_on_what_is_kept_alone_and_resumes_bit_equal(argv, tmp_path, graded, monkeypatch):
@@ -175,7 +181,7 @@ def test_a_judged_run_leaves_out_what_got_no_score_and_resumes_bit_equal(kind, a
     assert cli.main([*argv, f"--output_dir={parts}", "--resume"]) == 0
     assert rows(parts) == rows(whole) and model_bytes(parts) == model_bytes(whole)
     missing = [row["reward/missing"] for row in rows(whole)]
-    assert 0 < max(missing) < 1 and all(row["loss/grad_norm"] > 0 for row in rows(whole))
+    assert 0 < max(missing) < 1 and any(row.get("loss/grad_norm", 0) > 0 for row in rows(whole))
     assert asked[0]["temperature"] == 0.0 and asked[0]["response_format"]["type"] == "json_schema"
     scale = "being 0 or 1" if kind == "judge_binary" else "a number from 0 to 1"
     assert scale in asked[-1]["messages"][0]["content"]
