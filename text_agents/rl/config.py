@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from text_agents.config import SPLITS, LoraSection, ModelSection
+from text_agents.config import DOMAINS, SPLITS, LoraSection, ModelSection, check_domains
 from vla_wmrl import arms
 from vla_wmrl.config import AnchorsConfig, DebiasConfig, FusionConfig, GrpoConfig, GuardConfig, LogConfig
 from vla_wmrl.errors import nearest, require
 
-TRAIN_STEPS, EVAL_STEPS = 15, 30  # commands an episode may take (RWML, arXiv 2602.05842, s3.1)
+TRAIN_STEPS = {"alfworld": 15, "tau2": 30}  # actions a training episode may take (RWML, arXiv 2602.05842, s3.1)
+EVAL_STEPS = 30  # and one of evaluation
 
 
 def _arm(name: str) -> dict[str, tuple]:
@@ -33,14 +34,40 @@ class GamesSection:
 
 
 @dataclass
+class Tau2Section:
+    domains: list[str] = field(default_factory=lambda: list(DOMAINS))
+    split: str = "train"  # official split trained on
+    eval_split: str = "test"  # official split evaluated on
+    limit: int | None = None  # this many training tasks a domain, spread over the split; null: all
+    user: Literal["chat", "scripted", "solo"] = "chat"  # a language model, the task's own actions (tests), nobody (telecom)
+    user_url: str | None = None  # of user=chat: server of OpenAI's protocol, with its version
+    user_model: str | None = None  # its name there
+    user_temperature: float = 0.0
+    user_timeout_s: float = 60.0  # for one answer; later, the episode has no reward
+    user_parallel: int = 16  # episodes whose users answer at the same time
+    user_key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the server's key; may be unset
+
+    def validate(self) -> None:
+        check_domains(self.domains)
+        require(self.limit is None or self.limit >= 1, f"tau2.limit={self.limit} must be at least 1, or null")
+        solo = self.user != "solo" or self.domains == ["telecom"]
+        require(solo, "tau2.user=solo exists for telecom only: --tau2.domains=telecom")
+        named = self.user != "chat" or (self.user_url and self.user_model)
+        require(bool(named), "tau2.user=chat needs tau2.user_url and tau2.user_model; without a server: scripted, or solo")
+        require(self.user_parallel >= 1, f"tau2.user_parallel={self.user_parallel} must be at least 1")
+        require(self.user_timeout_s > 0, f"tau2.user_timeout_s={self.user_timeout_s} must be positive")
+
+
+@dataclass
 class EpisodesSection:
-    max_steps: int = TRAIN_STEPS  # commands an episode of training may take
-    list_commands: bool = True  # commands that do something are in the prompt; a world model cannot list them
+    max_steps: int | None = None  # actions an episode of training may take; null: 15 in ALFWorld, 30 in tau2
+    list_commands: bool = True  # of ALFWorld: commands that do something are in the prompt; a world model cannot list them
     invalid_penalty: float = 0.0  # times the share of invalid commands, taken off the reward
     batch: int = 64  # episodes that run side by side; memory only
 
     def validate(self) -> None:
-        require(min(self.max_steps, self.batch) >= 1, "episodes.max_steps and episodes.batch start at 1")
+        require(min(self.max_steps or 1, self.batch) >= 1, "episodes.max_steps and episodes.batch start at 1")
+        require(self.max_steps is None or self.max_steps >= 1, "episodes.max_steps starts at 1; null: the default")
         require(0 <= self.invalid_penalty <= 1, f"episodes.invalid_penalty={self.invalid_penalty} is outside 0..1")
 
 
@@ -70,16 +97,16 @@ class TextEvalSection:
     before: bool = True  # evaluate the policy that training starts from
     after: bool = True  # evaluate the last policy
     every: int = 0  # updates between evaluations in between; 0: none
-    splits: list[str] = field(default_factory=lambda: ["valid_seen", "valid_unseen"])
-    limit: int | None = None  # this many games a split; null: all
+    splits: list[str] | None = None  # of ALFWorld; null: valid_seen and valid_unseen
+    limit: int | None = None  # this many games a split, or tasks a domain; null: all
     max_steps: int = EVAL_STEPS  # commands an episode may take
     greedy: bool = True  # the likeliest tokens; otherwise sampled as in training
 
     def validate(self) -> None:
-        for split in self.splits:
+        for split in self.splits or ():
             require(split in SPLITS, f"unknown split {split!r}{nearest(split, SPLITS)}")
         asked = self.before or self.after or self.every > 0
-        require(not asked or len(self.splits) > 0, "eval.splits is empty: name splits, or switch eval off")
+        require(not asked or self.splits != [], "eval.splits is empty: name splits, or switch eval off")
         require(self.limit is None or self.limit >= 1, f"eval.limit={self.limit} must be at least 1, or null")
         require(self.max_steps >= 1, f"eval.max_steps={self.max_steps} must be at least 1")
         require(self.every >= 0, f"eval.every={self.every}: use 0 for none")
@@ -87,11 +114,12 @@ class TextEvalSection:
 
 @dataclass
 class TextRlConfig:
-    """Train a language model to act in ALFWorld by the success of its episodes, real or imagined by another one."""
+    """Train a language model to act in ALFWorld or tau2-bench by the success of its episodes, real or imagined."""
 
     ARMS: ClassVar[dict] = {name: _arm(name) for name in ("real", "wm", "mix", "debias", "denoise", "wmrl")}
 
     output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
+    env: Literal["alfworld", "tau2"] = "alfworld"
     method: Literal["rl", "sft"] = "rl"  # reinforcement learning, or imitation of the games' walkthroughs, a start for it
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
@@ -101,7 +129,8 @@ class TextRlConfig:
     save_every: int = 10  # policy updates between checkpoints
     keep_checkpoints: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the network's weights; an adapter's are float32
-    games: GamesSection = field(default_factory=GamesSection)
+    games: GamesSection = field(default_factory=GamesSection)  # of ALFWorld
+    tau2: Tau2Section = field(default_factory=Tau2Section)
     episodes: EpisodesSection = field(default_factory=EpisodesSection)
     model: ModelSection = field(default_factory=lambda: ModelSection(max_prompt_tokens=6144))
     lora: LoraSection = field(default_factory=LoraSection)
@@ -138,4 +167,26 @@ class TextRlConfig:
             self.step_level.weight == 0 or self.grpo.advantage_scale != "shared",
             "step_level.weight has no shared scale: use grpo.advantage_scale=none or std",
         )
-        require(self.games.split not in self.eval.splits, f"games of {self.games.split} are both trained on and evaluated")
+        if self.env == "tau2":
+            self.tau2.validate()
+            require(self.arm == "real", f"arm={self.arm}: no rule judges an imagined tau2 episode; env=tau2 has arm=real")
+            require(self.method == "rl", "method=sft imitates ALFWorld's walkthroughs: env=tau2 has method=rl")
+            require(self.eval.splits is None, "eval.splits are ALFWorld's: env=tau2 has tau2.eval_split")
+        else:
+            both = self.games.split in self.evaluated()
+            require(not both, f"games of {self.games.split} are both trained on and evaluated")
+
+    @property
+    def train_max_steps(self) -> int:
+        """Actions an episode of training may take."""
+        return self.episodes.max_steps or TRAIN_STEPS[self.env]
+
+    def evaluates(self) -> bool:
+        """Is there any evaluation?"""
+        return self.eval.before or self.eval.after or self.eval.every > 0
+
+    def evaluated(self) -> list[str]:
+        """ALFWorld's splits that are evaluated on."""
+        if not self.evaluates():
+            return []
+        return ["valid_seen", "valid_unseen"] if self.eval.splits is None else self.eval.splits

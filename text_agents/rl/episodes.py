@@ -1,7 +1,8 @@
-"""ALFWorld episodes of a language policy as multi-turn transcripts, in the games or in a world model: one code path.
+"""Episodes of a language policy as multi-turn transcripts, in an environment or in a world model: one code path.
 
-A conversation a game: the task, the first observation and (if listed) the commands that do something; the policy's reply as it
-was sampled; the next observation; and so on. Tokens are never encoded again, observations are no rows of the loss.
+A conversation an episode: how it opens (`forms`; in ALFWorld the task, the first observation and, if listed, the commands
+that do something); the policy's reply as it was sampled; the next observation; and so on. Tokens are never encoded again,
+observations are no rows of the loss.
 
 What is random is keyed by (seed, start, member, turn) alone: a twin in a world model draws the same replies for as long as it
 sees the same, and neither the batch nor a resume changes an episode.
@@ -20,7 +21,7 @@ from text_agents.alfworld_games import Game
 from text_agents.language_policy import LanguagePolicy
 from text_agents.protocol import Observation, StepResult
 from text_agents.rl.config import EpisodesSection
-from text_agents.rwml import prompts
+from text_agents.rl.forms import Form, Household
 from text_agents.transcripts import StopReason, TokenRollout, Transcript
 from vla_wmrl.errors import require
 from vla_wmrl.policies.noise import generator
@@ -36,7 +37,8 @@ class EpisodeRollout(TokenRollout):
     success: bool
     commands: tuple[str, ...]  # [K]
     observations: tuple[str, ...]  # [K + 1] texts, before each command and after the last
-    kinds: tuple[str, ...]  # [K] "invalid", "inefficient", "effective"; "missing": the world model said nothing
+    kinds: tuple[str, ...]  # [K] "invalid", "inefficient", "effective"; in tau2 "call", "say"; "missing": no answer
+    score: float | None  # the environment's own reward, without penalties; None: absent
     malformed: int  # replies without the tags that were asked for
     cut: int  # replies that ran into the limit of tokens
 
@@ -49,13 +51,14 @@ class World(Protocol):
     """Where B episodes run side by side."""
 
     source: Source
+    form: Form
 
     def reset(self, starts: Sequence[Start]) -> list[Observation]:
         """Begins one episode a start."""
         ...
 
     def step(self, rows: Sequence[int], commands: Sequence[str], keys: Sequence[Sequence[int]]) -> list[StepResult]:
-        """Carries out a command in each of these episodes; `keys` are for worlds that draw. A reward of None: unknown."""
+        """Carries out a command in each of these episodes; `keys`: for worlds that draw. Reward None at the end: unknown."""
         ...
 
     def close(self) -> None: ...
@@ -65,6 +68,7 @@ class GameWorld:
     """The games themselves. `task_id` of a start is the place of its game in `games`."""
 
     source: Source = "real"
+    form = Household()
 
     def __init__(self, games: Sequence[Game], max_steps: int):
         self.games, self.max_steps = games, max_steps
@@ -101,16 +105,19 @@ class _Growing:
     cut: int = 0
     context: list[int] = field(default_factory=list)  # what the policy reads before its next reply
     stop: StopReason = "running"
+    score: float = 0.0  # what the environment says at the end
 
     def finish(self, source: Source, penalty: float) -> EpisodeRollout:
-        """Reward: 1 for success, less `penalty` times the share of invalid commands; absent where the world failed."""
-        success = self.stop == "done"
+        """Reward: the score, less `penalty` times the share of invalid commands; absent where the world failed."""
+        score = None if self.stop == "env_error" else self.score
+        success = self.stop == "done" and self.score >= 1.0
         invalid = self.kinds.count("invalid") / len(self.kinds)
-        reward = None if self.stop == "env_error" else float(success) - penalty * invalid
+        reward = None if score is None else score - penalty * invalid
         base = self.transcript.finish(self.start.init_id, self.member, reward, self.stop)
         return EpisodeRollout(
             **vars(base), start=self.start, source=source, success=success, commands=tuple(self.commands),
             observations=tuple(self.observations), kinds=tuple(self.kinds), malformed=self.malformed, cut=self.cut,
+            score=score,
         )  # fmt: skip
 
 
@@ -150,7 +157,7 @@ class _Batch:
             episodes = [self.episodes[row] for row in rows]
             keys = [(*self.seed, *e.start.key, e.member, turn) for e in episodes]
             contexts = [e.context for e in episodes]
-            copies = self.size if turn == 0 else 1  # members begin with the same words: they are read once
+            copies = self._alike(contexts) if turn == 0 else 1
             replies = talk.reply(contexts[::copies], self.max_new_tokens, [generator(key) for key in keys], copies)
             for episode, reply in zip(episodes, replies, strict=True):
                 self._hear(episode, reply)
@@ -166,22 +173,22 @@ class _Batch:
         self.world.close()
         return [episode.finish(self.world.source, self.cfg.invalid_penalty) for episode in self.episodes]
 
-    def _listed(self, observation: Observation) -> Sequence[str] | None:
-        return observation.admissible if self.cfg.list_commands else None
+    def _alike(self, contexts: Sequence[list[int]]) -> int:
+        """Members begin with the same words, which are read once; unless a user said something else to each of them."""
+        first = [contexts[i - i % self.size] for i in range(len(contexts))]
+        return self.size if list(contexts) == first else 1
 
     def _begin(self, episode: _Growing) -> None:
-        now = episode.seen
-        text = prompts.act(now.task, (), now.text, self._listed(now))
-        episode.observations.append(now.text)
-        episode.context = self.policy.chat.render([{"role": "user", "content": text}])
+        episode.observations.append(episode.seen.text)
+        episode.context = self.policy.chat.render(self.world.form.opening(episode.seen, self.cfg.list_commands))
         n = len(episode.context)
-        require(n <= self.max_prompt_tokens, f"a game's first prompt has {n} tokens, more than {self.max_prompt_tokens}")
+        require(n <= self.max_prompt_tokens, f"an episode's first prompt has {n} tokens, more than {self.max_prompt_tokens}")
 
     def _hear(self, episode: _Growing, reply) -> None:
         """Takes in what the policy said."""
         episode.transcript.add_context(episode.context)
         episode.transcript.add_reply(reply.token_ids, reply.logp)
-        command, well_formed = prompts.command_in(self.policy.chat.decode(reply.token_ids))
+        command, well_formed = self.world.form.action_in(self.policy.chat.decode(reply.token_ids))
         episode.commands.append(command)
         episode.malformed += not well_formed
         episode.cut += not reply.ended
@@ -191,12 +198,15 @@ class _Batch:
         now = result.observation
         episode.kinds.append(result.info["kind"])
         episode.observations.append(now.text)
-        if result.reward is None:
-            episode.stop = "env_error"
-        elif result.terminated or result.truncated:
+        if result.terminated or result.truncated:
             episode.stop = "done" if result.terminated else "turn_limit"
+            if result.reward is None:
+                episode.stop = "env_error"
+            else:
+                episode.score = result.reward
         else:
-            episode.context = self.policy.chat.between("user", prompts.go_on(now.text, self._listed(now)), reply_ended)
+            text = self.world.form.more(result, self.cfg.list_commands)
+            episode.context = self.policy.chat.between("user", text, reply_ended)
             if episode.transcript.room(self.max_prompt_tokens, len(episode.context)) < 0:
                 episode.stop = "token_limit"
 

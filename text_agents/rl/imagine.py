@@ -23,6 +23,7 @@ from text_agents.alfworld_goal import Goal, goal_of, reached
 from text_agents.language_policy import LanguagePolicy
 from text_agents.protocol import Observation, StepResult
 from text_agents.rl.config import LanguageWorldSection
+from text_agents.rl.forms import Household
 from text_agents.rwml.evaluate import prompt_ids
 from text_agents.rwml.rewards import predicted_state
 from text_agents.rwml.triplets import Triplet
@@ -37,6 +38,7 @@ class LanguageWorld:
     """Imagined episodes of `games`, side by side. A `rl.episodes.World`."""
 
     source: Source = "imagined"
+    form = Household()
 
     def __init__(self, predictor: LanguagePolicy, games: Sequence[Game], max_steps: int, cfg: LanguageWorldSection):
         self.predictor, self.games, self.max_steps, self.cfg = predictor, games, max_steps, cfg

@@ -45,7 +45,7 @@ def demonstration(policy: LanguagePolicy, games: Sequence[Game], number: int, cf
     """The walkthrough of a game as a transcript. Raises UserError for a game without one."""
     game = games[number]
     require(len(game.walkthrough) > 0, f"{game.path} carries no walkthrough to imitate")
-    world = GameWorld(games, cfg.episodes.max_steps)
+    world = GameWorld(games, cfg.train_max_steps)
     [(rollout,)] = roll(
         Teacher(policy, game.walkthrough), world, [Start(task_id=number, init_id=number)], 1, (cfg.seed, 0), cfg.episodes,
         cfg.model.max_new_tokens, cfg.model.max_prompt_tokens,

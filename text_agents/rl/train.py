@@ -1,8 +1,8 @@
 """`vla-wmrl text rl`: builds the objects of a run around the core's loop, evaluates before and after.
 
-Real groups run in the games, imagined ones in a language world model; anchors, calibration and fusion are the core's. The
-policy is one network on one device, which reads for both: real groups run when the loop asks for their results, not in a
-thread beside the imagined ones.
+Real groups run in the games (or tau2-bench's tasks), imagined ones in a language world model; anchors, calibration and fusion
+are the core's. The policy is one network on one device, which reads for both: real groups run when the loop asks for their
+results, not in a thread beside the imagined ones.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 import transformers
 
-from text_agents import alfworld
-from text_agents.alfworld_games import find_games, games_hash
 from text_agents.config import ModelSection
 from text_agents.language_policy import LanguagePolicy
 from text_agents.order import batch_of
+from text_agents.rl.bench import AlfworldBench, Bench
 from text_agents.rl.config import TextRlConfig
-from text_agents.rl.episodes import EpisodeRollout, GameWorld, World, describe, roll
+from text_agents.rl.episodes import EpisodeRollout, World, describe, roll
 from text_agents.rl.evaluate import evaluate
 from text_agents.rl.gigpo import step_advantages
 from text_agents.rl.imagine import LanguageWorld
 from text_agents.rl.imitate import Imitation
+from text_agents.rl.tau2_bench import Tau2Bench
 from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
@@ -130,45 +130,33 @@ class Run:
     def __init__(self, cfg: TextRlConfig):
         self.cfg = cfg
         torch.manual_seed(cfg.seed)
-        some = cfg.games
-        self.games = find_games(some.split, some.data, some.task_types, some.limit)
-        self.held = {split: find_games(split, some.data, some.task_types, cfg.eval.limit) for split in self.splits}
+        self.bench: Bench = Tau2Bench(cfg) if cfg.env == "tau2" else AlfworldBench(cfg)
         self.policy = make_policy(cfg)
         self.real: Roller | None = None
         self.imagined: Roller | None = None
         learner = Learner(self.policy, cfg.grpo)
-        self.loop = Imitation(cfg, learner, self.games) if cfg.method == "sft" else self.make_loop(learner)
+        self.loop = Imitation(cfg, learner, self.bench.train) if cfg.method == "sft" else self.make_loop(learner)
         self.folder = start_run(cfg.output_dir, cfg, self.manifest())
 
     def make_loop(self, learner: Learner) -> Loop:
-        """The core's loop, around the games and (in the arms that have one) a language world model."""
+        """The core's loop, around the environment and (in the arms that have one) a language world model."""
         cfg, section, level = self.cfg, self.cfg.world_model, self.cfg.step_level
-        self.real = Roller(self.policy, GameWorld(self.games, cfg.episodes.max_steps), cfg)
+        self.real = Roller(self.policy, self.bench.world(), cfg)
         if section.kind != "none":
-            world = LanguageWorld(make_predictor(cfg), self.games, cfg.episodes.max_steps, section)
+            world = LanguageWorld(make_predictor(cfg), self.bench.train, cfg.train_max_steps, section)
             self.imagined = Roller(self.policy, world, cfg)
         return Loop(
-            cfg=cfg, learner=learner, starts=GameStarts(len(self.games), cfg.seed), execute=self.real.execute,
+            cfg=cfg, learner=learner, starts=GameStarts(len(self.bench.train), cfg.seed), execute=self.real.execute,
             imagine=None if self.imagined is None else self.imagined.groups, reward=reward_of, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(),
             credit=StepCredit(level.weight, level.gamma, cfg.grpo.advantage_scale) if level.weight > 0 else None,
         )  # fmt: skip
 
-    @property
-    def splits(self) -> list[str]:
-        """Splits that are evaluated on."""
-        asked = self.cfg.eval
-        return asked.splits if asked.before or asked.after or asked.every else []
-
     def manifest(self) -> dict:
-        packages = ("torch", "transformers", "peft")
-        return {
-            "command": "text rl", "protocol": alfworld.PROTOCOL.format(max_steps=self.cfg.eval.max_steps),
-            "train_games": len(self.games), "train_games_hash": games_hash(self.games),
-            "evaluated": {split: {"games": len(some), "hash": games_hash(some)} for split, some in self.held.items()},
-            "trained_weights": sum(p.numel() for _, p in self.policy.parameters_to_train()),
-            "versions": alfworld.versions() | {name: version(name) for name in packages},
-        }  # fmt: skip
+        found, packages = self.bench.manifest(), ("torch", "transformers", "peft")
+        weights = sum(p.numel() for _, p in self.policy.parameters_to_train())
+        versions = found["versions"] | {name: version(name) for name in packages}
+        return found | {"command": "text rl", "trained_weights": weights, "versions": versions}
 
     def load(self) -> int:
         """Restores the newest checkpoint, if the run has one; returns the updates done."""
@@ -186,17 +174,17 @@ class Run:
             checkpoint.save(self.folder, step, state, self.cfg.keep_checkpoints)
 
     def evaluate(self, label: str) -> None:
-        """Whole episodes in the held-out games: `eval_<label>.jsonl` and `.json`."""
+        """Whole episodes of the held-out tasks: `eval_<label>.jsonl` and `.json`."""
         ledger, path = self.loop.ledger, self.folder / f"eval_{label}.jsonl"
         with ledger.phase("evaluation"):
-            found = evaluate(self.policy, self.held, self.cfg, path, label)
-        ledger.add_real("evaluation", sum(one["all"]["actions"] for one in found.values()))
+            found, steps = evaluate(self.policy, self.bench, self.cfg, path, label)
+        ledger.add_real("evaluation", steps)
         write_json(path.with_suffix(".json"), found)
         for split, one in found.items():
             rates = one["all"]
             interval = f"[{rates['success_low']:.3f}, {rates['success_high']:.3f}]"
-            bad = f"{rates['invalid_or_inefficient']:.1%} of commands invalid or inefficient"
-            print(f"{label}, {split}: success {rates['success']:.3f} {interval} of {rates['episodes']}, {bad}", flush=True)
+            told = f"success {rates['success']:.3f} {interval} of {rates['episodes']}, {self.bench.remark(rates)}"
+            print(f"{label}, {split}: {told}", flush=True)
 
     def after(self, step: int, metrics: dict[str, float]) -> None:
         """After update `step`: log, save, evaluate."""

@@ -52,6 +52,24 @@ def command_in(output: str) -> tuple[str, bool]:
     return " ".join(found[-1].split()), "<think>" in output and "</think>" in output
 
 
+def serve(policy_and_tools: str) -> str:
+    """The system message of a tau2-bench agent."""
+    return (
+        "You are a customer service agent. Keep to the policy; look things up and change them with the tools.\n\n"
+        f"{policy_and_tools}\n\n"
+        "In every turn, think briefly in <think></think>. Then either write a message to the user, or make one tool call:\n"
+        '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>\nNever both.'
+    )
+
+
+def service_action_in(output: str) -> tuple[str, bool]:
+    """(message or tool call, well-formed) of a tau2-bench agent's output. Thoughts without an end are no message."""
+    thoughts, ended, after = output.rpartition("</think>")
+    if not ended and "<think>" in output:
+        return "", False
+    return after.strip(), bool(ended) and "<think>" in thoughts
+
+
 def predict(triplet: Triplet, history: Sequence[tuple[str, str]] | None = None) -> str:
     """The prompt that asks for the next state. history: fewer turns than the triplet has, where they do not all fit."""
     turns = triplet.turns if history is None else history

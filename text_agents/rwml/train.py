@@ -1,8 +1,9 @@
 """`vla-wmrl text rwml`: a language model learns what its actions lead to (RWML, arXiv 2602.05842, s2.2; and WM SFT).
 
-An update of `rwml`: a batch of triplets, G sampled predictions each, binarised rewards, advantages within each group, one
-step of the shared `Learner`. An update of `sft`: the same batch, one step towards the true next state behind an empty
-think block. Everything random is keyed by (seed, update, triplet of the batch, member), so a resumed run is the same run.
+Before the first update, if asked for, the too-easy filter thins the triplets (`easy_run`). An update of `rwml`: a batch of
+triplets, G sampled predictions each, rewards (`scoring`), advantages within each group, one step of the shared `Learner`.
+An update of `sft`: the same batch, one step towards the true next state behind an empty think block. Everything random is
+keyed by (seed, update, triplet of the batch, member), so a resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from text_agents.config import RwmlConfig
 from text_agents.imitation import imitate
 from text_agents.language_policy import LanguagePolicy
 from text_agents.order import batch_of
-from text_agents.rwml import prompts, rewards, triplets
+from text_agents.rwml import easy_run, rewards, triplets
 from text_agents.rwml.evaluate import evaluate, held_out, prompt_ids
+from text_agents.rwml.scoring import Reward, make_reward
+from text_agents.rwml.sft import label
 from text_agents.rwml.triplets import Triplet
-from text_agents.transcripts import TokenRollout, Transcript
+from text_agents.transcripts import Transcript
 from vla_wmrl import checkpoint
 from vla_wmrl.advantage import group_advantages
 from vla_wmrl.learner import Learner
@@ -32,13 +35,12 @@ from vla_wmrl.tracking import Ledger, Tracker, start_run, write_json
 
 
 class RwmlTrainer:
-    """The objects of a run and its two kinds of update."""
+    """The objects of a run and its two kinds of update. `reward` is None where nothing is sampled (WM SFT)."""
 
-    def __init__(self, cfg: RwmlConfig, policy: LanguagePolicy, embedder: rewards.Embedder, train: Sequence[Triplet]):
-        self.cfg, self.policy, self.embedder, self.train = cfg, policy, embedder, train
+    def __init__(self, cfg: RwmlConfig, policy: LanguagePolicy, reward: Reward | None, train: Sequence[Triplet]):
+        self.cfg, self.policy, self.reward, self.train = cfg, policy, reward, train
         self.learner = Learner(policy, cfg.grpo)
         self.ledger = Ledger()
-        self.tau = {"alfworld": cfg.reward.tau, "user": cfg.reward.tau_user}
 
     def step(self, step: int) -> dict[str, float]:
         """One update; returns its metrics."""
@@ -55,10 +57,9 @@ class RwmlTrainer:
             replies = self.policy.sample(ids, size, cfg.model.max_new_tokens, cfg.seed, keys)
         texts = [self.policy.chat.decode(reply.token_ids) for reply in replies]
         with self.ledger.phase("reward"):
-            each = [t for t in batch for _ in range(size)]
-            r = rewards.rewards(texts, [t.next_state for t in each], [t.kind for t in each], self.embedder, self.tau)
-        r = r.reshape(len(batch), size)
-        advantages, zero_spread = group_advantages(r, np.isfinite(r), cfg.grpo.advantage_scale)
+            r = self.reward(texts, [t for t in batch for _ in range(size)]).reshape(len(batch), size)
+        there = np.isfinite(r)  # a judge may have given none
+        advantages, zero_spread = group_advantages(r, there, cfg.grpo.advantage_scale)
         rollouts = []
         for i, reply in enumerate(replies):
             transcript = Transcript()
@@ -70,8 +71,9 @@ class RwmlTrainer:
         with self.ledger.phase("update"):
             metrics = self.learner.update(rollouts, advantages.ravel(), valid, int(valid.sum()))
         return {f"loss/{k}": v for k, v in metrics.items()} | {
-            "reward/mean": float(np.nanmean(r)),
-            "reward/best_of_group": float(np.nanmean(np.nanmax(r, axis=1))),
+            "reward/mean": _mean(r[there]),
+            "reward/best_of_group": _mean(np.where(there, r, -np.inf).max(axis=1)[there.any(axis=1)]),
+            "reward/missing": float(1.0 - there.mean()),
             "adv/zero_spread": float(zero_spread.mean()),
             "reply/tagged": float(np.mean([rewards.predicted_state(t) is not None for t in texts])),
             "reply/ended": float(np.mean([reply.ended for reply in replies])),
@@ -80,17 +82,9 @@ class RwmlTrainer:
 
     def _imitate(self, batch: Sequence[Triplet], ids: Sequence[list[int]]) -> dict[str, float]:
         """A supervised step towards the true next states."""
-        labels = [self._label(t, p) for t, p in zip(batch, ids, strict=True)]
+        labels = [label(self.policy, t, p) for t, p in zip(batch, ids, strict=True)]
         with self.ledger.phase("update"):
             return {f"loss/{k}": v for k, v in imitate(self.learner, labels).items()}
-
-    def _label(self, triplet: Triplet, prompt: list[int]) -> TokenRollout:
-        transcript = Transcript()
-        transcript.add_context(prompt)
-        text = self.policy.chat.neutral(prompts.sft_label(triplet))
-        ids = list(self.policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-        transcript.add_reply([*ids, self.policy.chat.end_id], [math.nan] * (len(ids) + 1))
-        return transcript.finish(0, 0, 1.0, "done")
 
     def state_dict(self) -> dict:
         return {"learner": self.learner.state_dict(), "ledger": self.ledger.state_dict()}
@@ -98,6 +92,10 @@ class RwmlTrainer:
     def load_state_dict(self, state: dict) -> None:
         self.learner.load_state_dict(state["learner"])
         self.ledger.load_state_dict(state["ledger"])
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def planned_steps(cfg: RwmlConfig, n: int) -> int:
@@ -109,6 +107,7 @@ def main(cfg: RwmlConfig) -> None:
     transformers.utils.logging.set_verbosity_error()  # its bars and load reports would bury the run's own lines
     transformers.utils.logging.disable_progress_bar()
     train = triplets.read(cfg.triplets, "train")
+    val = triplets.read(cfg.triplets, "val") if cfg.easy.enabled else []
     held = held_out(cfg, train)
     embedder = rewards.Embedder(cfg.reward.embedder, cfg.model.device)
     policy = LanguagePolicy.from_pretrained(
@@ -116,26 +115,30 @@ def main(cfg: RwmlConfig) -> None:
         lora_rank=cfg.lora.rank, lora_alpha=cfg.lora.alpha, lora_targets=cfg.lora.targets, template=cfg.model.template,
         seed=cfg.seed,
     )  # fmt: skip
-    trainer, steps = RwmlTrainer(cfg, policy, embedder, train), planned_steps(cfg, len(train))
+    reward = make_reward(cfg.reward, embedder, cfg.model.device) if cfg.method == "rwml" and cfg.steps != 0 else None
+    folder = start_run(cfg.output_dir, cfg, _manifest(train, held, policy))
+    filtered: dict[str, float] = {}
+    if cfg.easy.enabled and cfg.steps != 0:
+        train, report = easy_run.thin(cfg, policy, embedder, train, val, folder)
+        filtered = {"easy/flagged": report["flagged"], "easy/dropped": report["dropped"]}
+        print(f"too easy: {report['flagged']:.1%} of {report['n']} triplets; {report['kept']} are trained on", flush=True)
+    trainer, steps = RwmlTrainer(cfg, policy, reward, train), planned_steps(cfg, len(train))
     last = checkpoint.latest(cfg.output_dir) if cfg.resume else None
     first = int(last.name) if last else 0
     if last:
         trainer.load_state_dict(checkpoint.load(last))
-    folder = start_run(cfg.output_dir, cfg, _manifest(train, held, policy, steps))
     tracker = Tracker(folder, resume_step=first)
 
-    def assess(label: str) -> None:
-        found = evaluate(policy, held, embedder, cfg, folder / f"eval_{label}.jsonl", label)
-        write_json(folder / f"eval_{label}.json", found)
-        print(
-            f"{label}: accuracy {found['accuracy']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['n']}", flush=True
-        )
+    def assess(name: str) -> None:
+        found = evaluate(policy, held, embedder, cfg, folder / f"eval_{name}.jsonl", name)
+        write_json(folder / f"eval_{name}.json", found)
+        print(f"{name}: accuracy {found['accuracy']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['n']}", flush=True)
 
     if cfg.eval.before and first == 0:
         assess("before")
     with Progress(steps, cfg.method, done=first) as progress:
         for step in range(first, steps):
-            metrics = trainer.step(step)
+            metrics = trainer.step(step) | filtered
             tracker.log(step + 1, metrics)
             if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
                 checkpoint.save(folder, step + 1, trainer.state_dict(), cfg.keep_checkpoints)
@@ -155,12 +158,12 @@ def _note(metrics: dict[str, float]) -> str:
     return f"reward {metrics['reward/mean']:.3f}, groups without contrast {metrics['adv/zero_spread']:.0%}"
 
 
-def _manifest(train: Sequence[Triplet], held: Sequence[Triplet], policy: LanguagePolicy, steps: int) -> dict:
+def _manifest(train: Sequence[Triplet], held: Sequence[Triplet], policy: LanguagePolicy) -> dict:
     def digest(some: Sequence[Triplet]) -> str:
         return hashlib.sha256("\n".join(t.id for t in some).encode()).hexdigest()[:16]
 
     return {
-        "steps": steps, "train_triplets": len(train), "train_digest": digest(train),
+        "train_triplets": len(train), "train_digest": digest(train),
         "held_out_triplets": len(held), "held_out_digest": digest(held),
         "held_out_tasks": len({(t.env, t.task_id) for t in held}),
         "trained_weights": sum(p.numel() for _, p in policy.parameters_to_train()),
