@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -19,6 +20,18 @@ from typing import Any, Protocol
 from vla_wmrl.errors import UserError
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: software rendering
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Processes that are started inside keep to one core: children read these variables when they import their libraries."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 class Job(Protocol):
@@ -87,12 +100,9 @@ class Pool:
 
     def _start(self, worker: int) -> _Worker:
         ours, theirs = self._spawn.Pipe()
-        before = {name: os.environ.get(name) for name in THREADS}
-        os.environ.update(dict.fromkeys(THREADS, "1"))  # one core a worker; read when the child imports its libraries
         process = self._spawn.Process(target=_serve, args=(worker, theirs), daemon=True, name=f"simulator-{worker}")
-        process.start()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        with one_thread_each():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
