@@ -139,7 +139,7 @@ def test_processes_give_the_same_numbers_and_a_killed_one_is_named_and_none_stay
 def test_lerobots_own_evaluation_runs_a_policy_on_it(policy_folder, tmp_path, monkeypatch):
     from lerobot.scripts.lerobot_eval import eval_main
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(policy_folder)  # lerobot looks for the checkpoint's `vlm` in the working directory
     arguments = {
         "env.discover_packages_path": "sim.lerobot_env", "env.type": "vla_wmrl_libero", "env.task_ids": "[0]",
         "env.image_size": 32, "env.stepping": "fast", "env.lod_mm": 8, "env.multisample": 0, "env.episode_length": 10,
