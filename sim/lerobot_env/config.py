@@ -52,6 +52,7 @@ class LiberoConfig(EnvConfig):
     stepping: str = "exact"  # exact, near, fast or robosuite (see docs/simulator.md)
     lod_mm: float = 0.0  # level of detail of images; 0: all
     multisample: int = 4  # antialiasing of images
+    markers: bool = False  # draw robosuite's marks of the grip site, which LIBERO's images do not have
     look_every: int = 1  # control steps between images; a policy that runs k actions of a chunk needs one in k
     render_size: int | None = None  # pixels of videos; null: what the policy saw, which costs nothing
     features: dict[str, PolicyFeature] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class LiberoConfig(EnvConfig):
         ids = list(range(len(tasks))) if self.task_ids is None else self.task_ids
         made: dict[int, gymnasium.vector.VectorEnv] = {}
         for task_id in ids:
-            spec = EnvSpec(self.task, task_id, self.image_size, self.stepping, self.lod_mm, self.multisample)
+            spec = EnvSpec(self.task, task_id, self.image_size, self.stepping, self.lod_mm, self.multisample, self.markers)
             one = [partial(LeRobotLibero, spec, index=index, **self.gym_kwargs) for index in range(n_envs)]
             if use_async_envs and n_envs > 1:
                 made[task_id] = _LazyAsyncVectorEnv(one)  # as lerobot's do: processes exist while their task runs
