@@ -23,4 +23,8 @@ def policy_ref(policy: PolicyConfig, eta: float | None = None) -> PolicyRef:
 
 
 def make_pool(workers: WorkersConfig) -> Pool:
+    if workers.pool == "ray":
+        from sim.ray_pool import RayPool
+
+        return RayPool(workers.n, workers.timeout_s, workers.rebuilds, workers.ray_address, workers.gpus)
     return Pool(workers.n or os.cpu_count() or 1, workers.timeout_s, workers.rebuilds)

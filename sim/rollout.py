@@ -45,15 +45,24 @@ class PolicyRef:
             self.path, self.eta, self.sde, self.n_action_steps, components=self.components, scale=self.scale
         )
 
+    @property
+    def base(self) -> PolicyRef:
+        return replace(self, weights=None, version=0)
+
+    def reads(self, context: Context) -> list[str]:
+        """The paths that `load(context)` will read: what the worker does not have yet."""
+        paths = [] if ("policy", self.base) in context.kept else [self.path]
+        newest = self.weights is None or context.kept.get(("weights", self.base)) == (self.weights, self.version)
+        return paths if newest else [*paths, self.weights]
+
     def load(self, context: Context) -> Policy:
-        base = replace(self, weights=None, version=0)
-        policy = context.keep(("policy", base), base.build)
-        newest = (self.weights, self.version)
-        if self.weights is not None and context.kept.get(("weights", base)) != newest:
+        new_weights = self.weights is not None and self.weights in self.reads(context)
+        policy = context.keep(("policy", self.base), self.base.build)
+        if new_weights:
             from safetensors.torch import load_file
 
             policy.policy.load_state_dict(load_file(self.weights), strict=False)
-            context.kept[("weights", base)] = newest
+            context.kept[("weights", self.base)] = (self.weights, self.version)
         return policy
 
 

@@ -2,7 +2,8 @@
 
 Processes are spawned, never forked (a GL context does not survive a fork). A job is any picklable object with
 `run(context)`; its `affinity` names what it needs built, so that a worker gets jobs for simulators it already has.
-Results do not depend on the number of workers, since a job depends on nothing but itself.
+Results do not depend on the number of workers, since a job depends on nothing but itself. sim.ray_pool is the same pool
+with other workers: it overrides how one is started, asked, heard and ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -19,6 +21,18 @@ from typing import Any, Protocol
 from vla_wmrl.errors import UserError
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: software rendering
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Processes that are started inside keep to one core: children read these variables when they import their libraries."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 class Job(Protocol):
@@ -48,6 +62,19 @@ class Context:
         return self.kept[key]
 
 
+Answer = tuple[int, Any, str | None]  # index of the job, its result (or the user's mistake), traceback of a failure
+
+
+def answer(index: int, job: Job, context: Context) -> Answer:
+    """Runs `job` in a worker. Raises KeyboardInterrupt only."""
+    try:
+        return index, job.run(context), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return index, error if isinstance(error, UserError) else None, traceback.format_exc()
+
+
 def _serve(worker: int, pipe: Connection) -> None:
     """The worker's main loop."""
     import torch
@@ -57,15 +84,9 @@ def _serve(worker: int, pipe: Connection) -> None:
     while True:
         try:
             index, job = pipe.recv()
+            pipe.send(answer(index, job, context))
         except (EOFError, KeyboardInterrupt):
             return
-        try:
-            answer = (index, job.run(context), None)
-        except KeyboardInterrupt:
-            return
-        except BaseException as error:
-            answer = (index, error if isinstance(error, UserError) else None, traceback.format_exc())
-        pipe.send(answer)
 
 
 @dataclass
@@ -87,20 +108,35 @@ class Pool:
 
     def _start(self, worker: int) -> _Worker:
         ours, theirs = self._spawn.Pipe()
-        before = {name: os.environ.get(name) for name in THREADS}
-        os.environ.update(dict.fromkeys(THREADS, "1"))  # one core a worker; read when the child imports its libraries
         process = self._spawn.Process(target=_serve, args=(worker, theirs), daemon=True, name=f"simulator-{worker}")
-        process.start()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        with one_thread_each():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
+    def _send(self, worker: _Worker, index: int, job: Job) -> None:
+        with suppress(ConnectionError):  # it died while it had nothing to do: _answers says so
+            worker.pipe.send((index, job))
+
+    def _answers(self, wait_s: float) -> Iterator[tuple[int, Answer | str]]:
+        """What busy workers have to say, waiting for it at most `wait_s`: an answer each, or how the worker was lost."""
+        busy = {w.pipe: name for name, w in self._workers.items() if w.job is not None}
+        for pipe in wait(list(busy), timeout=wait_s):
+            name = busy[pipe]
+            try:
+                said = pipe.recv()
+            except (EOFError, ConnectionError):
+                said = f"died (exit code {self._workers[name].process.exitcode}; out of memory?)"
+            yield name, said
+
+    def _end(self, worker: _Worker) -> None:
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+
     def _rebuild(self, worker: int, jobs: Sequence[Job], why: str) -> None:
         dead = self._workers.pop(worker)
-        dead.process.kill()
-        dead.process.join()
-        dead.pipe.close()
+        self._end(dead)
         job = "" if dead.job is None else f" while running {jobs[dead.job]!r:.200}"
         if self.rebuilds_left == 0:
             self.close()
@@ -124,18 +160,14 @@ class Pool:
                     waiting.remove(index)
                     worker.job, worker.since = index, time.monotonic()
                     worker.built.add(jobs[index].affinity)
-                    worker.pipe.send((index, jobs[index]))
-            busy = {w.pipe: name for name, w in self._workers.items() if w.job is not None}
-            ready = wait(list(busy), timeout=min(1.0, self.timeout_s / 4))
-            for pipe in ready:
-                name = busy[pipe]
+                    self._send(worker, index, jobs[index])
+            for name, said in self._answers(min(1.0, self.timeout_s / 4)):
                 worker = self._workers[name]
-                try:
-                    index, result, failure = pipe.recv()
-                except (EOFError, ConnectionError):
+                if isinstance(said, str):
                     waiting.insert(0, worker.job)
-                    self._rebuild(name, jobs, f"died (exit code {worker.process.exitcode}; out of memory?)")
+                    self._rebuild(name, jobs, said)
                     continue
+                index, result, failure = said
                 worker.job = None
                 if failure is not None:
                     self.close()
@@ -156,9 +188,7 @@ class Pool:
 
     def close(self) -> None:
         for worker in self._workers.values():
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
+            self._end(worker)
         self._workers.clear()
 
     def __enter__(self) -> Pool:

@@ -7,6 +7,7 @@ Imports nothing heavy. The other commands' are in `vla_wmrl.config_commands`. Re
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal
 
 from vla_wmrl.arms import check_arm
@@ -247,11 +248,19 @@ def check_episodes(prefix: str, init_ids: list[int] | None, episodes_per_task: i
 
 @dataclass
 class WorkersConfig:
+    pool: Literal["processes", "ray"] = "processes"  # simulators on this machine, or as actors of Ray (extra [ray])
     n: int | None = None  # simulator processes; null: one a core
     timeout_s: float = 300.0  # a worker silent for this long is rebuilt
     rebuilds: int = 3  # rebuilds a run may make before it stops
+    ray_address: str | None = None  # a cluster's, or auto for the one this machine belongs to; null: Ray on this machine alone
+    gpus: float = 0.0  # share of a GPU that an actor of Ray reserves to render on; 0: software renders
 
     def validate(self) -> None:
+        installed = self.pool != "ray" or find_spec("ray") is not None
+        require(installed, "workers.pool=ray, but Ray is not installed: run `make env EXTRAS=dev,ray`, or `pip install ray`")
+        alone = self.pool == "ray" or (self.ray_address is None and self.gpus == 0)
+        require(alone, "workers.ray_address and workers.gpus are for workers.pool=ray")
+        require(self.gpus >= 0, f"workers.gpus={self.gpus} is negative")
         require(self.n is None or self.n >= 1, f"workers.n={self.n} must be at least 1, or null for one a core")
         require(self.timeout_s > 0 and self.rebuilds >= 0, "workers.timeout_s must be positive and rebuilds a count")
 
