@@ -53,13 +53,10 @@ class Simulators:
     """One actor: what sim.workers' process is, with a place of its own for the files that jobs read."""
 
     def __init__(self, worker: int, gpus: float):
-        os.environ.update(dict.fromkeys(THREADS, "1"))  # the software renderer reads it when it starts
+        os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a job imports torch, and when the renderer starts
         if gpus:  # the driver's choice of a renderer, if it came along, names a device of the driver
             for name in ("VLA_WMRL_GL", "MUJOCO_EGL_DEVICE_ID"):
                 os.environ.pop(name, None)
-        import torch
-
-        torch.set_num_threads(1)
         self.context = Context(worker)
         self.folder = Path(tempfile.gettempdir()) / f"vla_wmrl_actor_{os.getpid()}"
 
