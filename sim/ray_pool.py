@@ -120,7 +120,7 @@ class RayPool(Pool):
             try:
                 ray.init("local", num_cpus=cpus, include_dashboard=False, **CONNECT)
             except Exception as error:  # no class of its own; Ray's parts have 20 to 30 s to start
-                first = str(error).splitlines()[0]
+                first = (str(error) or type(error).__name__).splitlines()[0]
                 raise UserError(f"Ray does not start here ({first}): free some CPU, or use --workers.pool=processes") from error
             return
         try:
