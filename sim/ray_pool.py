@@ -53,13 +53,10 @@ class Simulators:
     """One actor: what sim.workers' process is, with a place of its own for the files that jobs read."""
 
     def __init__(self, worker: int, gpus: float):
-        os.environ.update(dict.fromkeys(THREADS, "1"))  # the software renderer reads it when it starts
+        os.environ.update(dict.fromkeys(THREADS, "1"))  # read when a job imports torch, and when the renderer starts
         if gpus:  # the driver's choice of a renderer, if it came along, names a device of the driver
             for name in ("VLA_WMRL_GL", "MUJOCO_EGL_DEVICE_ID"):
                 os.environ.pop(name, None)
-        import torch
-
-        torch.set_num_threads(1)
         self.context = Context(worker)
         self.folder = Path(tempfile.gettempdir()) / f"vla_wmrl_actor_{os.getpid()}"
 
@@ -123,7 +120,7 @@ class RayPool(Pool):
             try:
                 ray.init("local", num_cpus=cpus, include_dashboard=False, **CONNECT)
             except Exception as error:  # no class of its own; Ray's parts have 20 to 30 s to start
-                first = str(error).splitlines()[0]
+                first = (str(error) or type(error).__name__).splitlines()[0]
                 raise UserError(f"Ray does not start here ({first}): free some CPU, or use --workers.pool=processes") from error
             return
         try:
