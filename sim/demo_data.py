@@ -58,9 +58,7 @@ def _moments(x: np.ndarray, least: float) -> dict[str, np.ndarray]:
 
 def load(roots: list[str], stride: int = 2) -> DemoData:
     """Joins the data sets in `roots`, with the images of every `stride`-th frame (of scenes: all). Raises UserError."""
-    parts = [
-        _load_scenes(Path(root)) if (Path(root) / SCENES).is_dir() else _load_one(Path(root), stride) for root in roots
-    ]
+    parts = [_load_scenes(Path(root)) if (Path(root) / SCENES).is_dir() else _load_one(Path(root), stride) for root in roots]
     tasks = tuple(sorted({t for part in parts for t in part["tasks"]}))
     sizes = {part["images"].shape[1:] for part in parts}
     if len(sizes) > 1:
