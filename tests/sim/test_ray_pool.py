@@ -83,7 +83,13 @@ class DiesInMidEpisode(RolloutJob):
 def pool():
     ray = pytest.importorskip("ray", reason="needs Ray: make env EXTRAS=dev,ray")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test
-    with compose.make_pool(config.WorkersConfig(pool="ray", n=3, rebuilds=2, timeout_s=600)) as made:
+    try:
+        made = compose.make_pool(config.WorkersConfig(pool="ray", n=3, rebuilds=2, timeout_s=600))
+    except UserError as error:
+        if "does not start" not in str(error):
+            raise
+        pytest.skip(str(error))  # Ray gives its own parts 20 s, which a loaded machine may not keep; nothing of ours is at fault
+    with made:
         made.n = 2  # leaves a CPU to other pools
         yield made
 
