@@ -6,9 +6,11 @@
     python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --updates=3000 --world_model=DIR
     python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=200:240 --eta=0 --rollouts=DIR
     python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=240:280 --eta=0.3 --rollouts=DIR
-    python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --rollouts=DIR --updates=2200 --world_model=DIR
+    python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --scenes=DIR --rollouts=DIR \\
+        --updates=2200 --world_model=DIR
 
-`--inits` from 150 on are held out: `fit` and `decoder` never read them. Each step resumes from what is there.
+Near misses and demonstrations from initial state 150 on are held out: `fit` never reads them.
+Each step resumes from what is there.
 """
 
 from __future__ import annotations

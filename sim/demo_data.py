@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from sim.protocol import CAMERAS, STATE_KEY
 from sim.quiet import quiet_lerobot
 from vla_wmrl.errors import UserError
 from vla_wmrl.progress import Progress
+from vla_wmrl.world_model.looks import SCENES, rendered_every
 
-SCENES = "scenes"  # folder of single frames (sim.demos.SceneWriter)
 MINIMAL_STD = 0.02  # of an action: below it is the expert's jitter, which would be blown up to unit variance
 
 
@@ -56,13 +57,18 @@ def _moments(x: np.ndarray, least: float) -> dict[str, np.ndarray]:
     return {"mean": x.mean(0), "std": np.maximum(x.std(0), least).astype(np.float32)}
 
 
-def load(roots: list[str], stride: int = 2) -> DemoData:
-    """Joins the data sets in `roots`, with the images of every `stride`-th frame (of scenes: all). Raises UserError."""
-    parts = [_load_scenes(Path(root)) if (Path(root) / SCENES).is_dir() else _load_one(Path(root), stride) for root in roots]
+def load(roots: Sequence[str], scenes: Sequence[str] = (), stride: int = 2) -> DemoData:
+    """Joins the LeRobotDatasets in `roots`, with the images of every `stride`-th frame, and single frames in `scenes`.
+
+    Single frames (`vla-wmrl demos --kind=scenes`) have no actions after them: not to be imitated. Raises UserError.
+    """
+    parts = [_load_one(Path(root), stride) for root in roots] + [_load_scenes(Path(root)) for root in scenes]
     tasks = tuple(sorted({t for part in parts for t in part["tasks"]}))
     sizes = {part["images"].shape[1:] for part in parts}
     if len(sizes) > 1:
-        raise UserError(f"the data sets in {roots} have images of different sizes {sorted(sizes)}: record them alike")
+        raise UserError(
+            f"the data sets in {[*roots, *scenes]} have images of different sizes {sorted(sizes)}: record them alike"
+        )
     frames = np.cumsum([0, *(len(part["state"]) for part in parts)])
     episodes = np.cumsum([0, *(part["episode"].max() + 1 for part in parts)])
     names: dict[int, tuple[str, ...]] = {}
@@ -102,7 +108,7 @@ def _load_one(root: Path, stride: int) -> dict:
     episode = np.asarray(table["episode_index"], dtype=np.int64)
     ends = np.asarray(dataset.meta.episodes["dataset_to_index"], dtype=np.int64)
     start = np.searchsorted(episode, episode)  # frames count from their episode's first
-    looks = np.flatnonzero((np.arange(len(episode)) - start) % math.lcm(stride, _rendered(root)) == 0)
+    looks = np.flatnonzero((np.arange(len(episode)) - start) % math.lcm(stride, rendered_every(root)) == 0)
     names = dataset.meta.tasks.index
     tasks = dict(zip(dataset.meta.tasks["task_index"], names, strict=True))
     task = np.asarray(table["task_index"], dtype=np.int64)
@@ -119,15 +125,6 @@ def _load_one(root: Path, stride: int) -> dict:
         "scene": scene,
         "scene_names": fields,
     }
-
-
-def _rendered(root: Path) -> int:
-    """Frames between two that were rendered; those between repeat an image, which is not what was seen there."""
-    first = root / "traces" / "episode_000000.npz"
-    if not first.is_file():
-        return 1
-    with np.load(first) as trace:
-        return int(trace["render_every"]) if "render_every" in trace else 1
 
 
 def _decode(dataset, looks: np.ndarray) -> np.ndarray:
@@ -150,10 +147,10 @@ def _decode(dataset, looks: np.ndarray) -> np.ndarray:
 
 
 def _load_scenes(root: Path) -> dict:
-    """Single frames: each is an episode's frame for vision, and has no chunk of actions after it."""
+    """Single frames, joined by episode; the columns of `_load_one`."""
     files = sorted((root / SCENES).glob("*.npz"))
     if not files:
-        raise UserError(f"{root / SCENES} is empty: record some with `vla-wmrl demos --kind=scenes`")
+        raise UserError(f"{root} holds no scenes: record some with `vla-wmrl demos --kind=scenes`")
     tasks: list[str] = []
     columns: dict[str, list[np.ndarray]] = {k: [] for k in ("images", "state", "action", "scene", "task", "episode")}
     fields = {}

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sim import demo_data
 from sim.compose import env_spec, make_pool, policy_ref
 from sim.expert import Expert
 from sim.libero import EnvSpec, LiberoEnv
@@ -31,6 +30,7 @@ from vla_wmrl.policies.noise import generator
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import JsonLines, read_jsonl
 from vla_wmrl.types import Start
+from vla_wmrl.world_model.looks import SCENES
 
 FPS = CONTROL_HZ
 JOB_EPISODES = 4  # episodes a job returns: large enough to keep a worker busy, small enough to show progress
@@ -179,7 +179,7 @@ class SceneWriter:
     """
 
     def __init__(self, root: Path):
-        self.folder = root / demo_data.SCENES
+        self.folder = root / SCENES
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, demo: Demonstration) -> None:

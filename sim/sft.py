@@ -105,7 +105,7 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
     if cfg.vision_warmup_steps and data.scene is None:
         print("the data sets hold no traces/ of where things are: no vision warm-up")
     elif cfg.vision_warmup_steps:
-        shown = demo_data.load([*cfg.dataset.root, *cfg.dataset.scenes]) if cfg.dataset.scenes else data
+        shown = demo_data.load(cfg.dataset.root, cfg.dataset.scenes) if cfg.dataset.scenes else data
         error = vision.warm_up(policy, shown, cfg.vision_warmup_steps, cfg.batch_size, cfg.lr, cfg.seed)
         print(f"vision warm-up: positions on held-out episodes to {100 * error:.2f} cm")
     checkpoint_io.save(draft, policy, *processors)

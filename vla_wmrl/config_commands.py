@@ -112,8 +112,8 @@ class SftPolicyConfig:
     image_size: int = 64  # pixels of an image's side
     patch_size: int = 16  # pixels of a patch's side; smaller ones find things more precisely, and cost more
     pixel_shuffle: int = 1  # (image_size / patch_size / pixel_shuffle)^2 image tokens a camera reach the language model
-    vision_width: int = 128
-    vision_layers: int = 3
+    vision_width: int = 128  # of the vision tower, a multiple of its 4 heads
+    vision_layers: int = 3  # of the vision tower
 
     def validate(self) -> None:
         sizes = (
@@ -122,6 +122,10 @@ class SftPolicyConfig:
         )  # fmt: skip
         for name in sizes:
             require(getattr(self, name) >= 1, f"policy.{name}={getattr(self, name)} must be at least 1")
+        for name in ("width", "vision_width"):
+            require(
+                getattr(self, name) % 4 == 0, f"policy.{name}={getattr(self, name)} is no multiple of the 4 attention heads"
+            )
         require(
             self.image_size % (self.patch_size * self.pixel_shuffle) == 0,
             f"policy.image_size={self.image_size} is no multiple of patch_size x pixel_shuffle="

@@ -88,7 +88,9 @@ def pool():
     except UserError as error:
         if "does not start" not in str(error):
             raise
-        pytest.skip(str(error))  # Ray gives its own parts 20 s, which a loaded machine may not keep; nothing of ours is at fault
+        pytest.skip(
+            str(error)
+        )  # Ray gives its own parts 20 s, which a loaded machine may not keep; nothing of ours is at fault
     with made:
         made.n = 2  # leaves a CPU to other pools
         yield made

@@ -110,12 +110,14 @@ def test_scenes_teach_vision_and_nothing_else(roots, tmp_path, monkeypatch):
     demos = [dataclasses.replace(demonstration(rng, i, 9), render_every=4) for i in range(6)]
     for demo in demos:
         writer.add(demo)
-    data = demo_data.load([*roots, str(tmp_path / "s")], stride=1)
+    data = demo_data.load(roots, [str(tmp_path / "s")], stride=1)
     assert len(data.images) == 53 + 6 * 3 and data.episode.max() == 4 + 6
     for look in range(53, 71):
         rows, columns = np.nonzero(data.images[look, 0, :, :, 0])
         expected = ((data.scene[data.looks[look], 3:5] + 0.3) / 0.6 * (SIZE - 8)).astype(int)
         assert (rows.min(), columns.min()) == tuple(expected)
+    with pytest.raises(UserError, match="not a LeRobotDataset"):  # as a root its frames would be imitated, without a next one
+        demo_data.load([str(tmp_path / "s")])
     seen = {}
     monkeypatch.setattr(vision, "warm_up", lambda policy, data, *rest: seen.update(looks=len(data.looks)) or 0.01)
     monkeypatch.setattr(sft, "train", lambda cfg, policy, processors, data, resume: seen.update(actions=len(data.looks)))

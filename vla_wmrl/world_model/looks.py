@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,29 @@ import numpy as np
 import torch
 
 BATCH = 64
-SCENES = "scenes"  # as sim.demo_data writes them
+SCENES = "scenes"  # folder of single frames in a folder that `vla-wmrl demos --kind=scenes` made
 Looks = dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]  # task -> inits [n], states [n, S], features [n, n_tokens, D]
 
 
+def rendered_every(folder: str | Path) -> int:
+    """Frames between two that were rendered; those between repeat an image, which is not what was seen there."""
+    first = Path(folder) / "traces" / "episode_000000.npz"
+    if not first.is_file():
+        return 1
+    with np.load(first) as trace:
+        return int(trace["render_every"]) if "render_every" in trace else 1
+
+
 def demonstration_looks(folder: str | Path, policy: Any, every: int = 4) -> Looks:
-    """Every `every`-th frame of the demonstrations in `folder` (a LeRobotDataset with `traces/`), seen by `policy`."""
+    """Every `every`-th frame of the demonstrations in `folder` (a LeRobotDataset with `traces/`), seen by `policy`.
+
+    Where not all frames were rendered: every n-th, n the least common multiple of both.
+    """
     import pyarrow.parquet as pq
     from PIL import Image
 
     folder = Path(folder)
+    every = math.lcm(every, rendered_every(folder))
     cameras = list(policy.cameras)
     columns = [*cameras, "observation.state", "episode_index", "frame_index"]
     traces: dict[int, Any] = {}
