@@ -72,7 +72,7 @@ def main() -> None:
         run.collect_starts()
     reward, policy = run.loop.reward, run.policy
     starts = run.starts.draw(0, args.groups)
-    groups = imagine_groups(run.world.model, run.policy, starts, cfg.grpo.group_size, (cfg.seed, 0), cfg.groups)
+    groups = run.world(starts, cfg.grpo.group_size, (cfg.seed, 0)).result()
     contrast = float(np.mean([len({reward(r) for r in g}) > 1 for g in groups]))
     train = [g for g in groups if g[0].start.init_id % 3]
     held = [g for g in groups if g[0].start.init_id % 3 == 0]

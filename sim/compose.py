@@ -18,9 +18,16 @@ def env_spec(env: EnvConfig, task_id: int) -> EnvSpec:
 def policy_ref(policy: PolicyConfig, eta: float | None = None) -> PolicyRef:
     """The policy of a config; `eta` overrides its noise (0: the deterministic sampler of evaluation)."""
     require(policy.path is not None and os.path.isdir(policy.path), f"no checkpoint folder at --policy.path={policy.path}")
-    return PolicyRef(policy.path, policy.eta if eta is None else eta, policy.sde, policy.n_action_steps,
-                     policy.noise_components, None if policy.noise_scale is None else tuple(policy.noise_scale), policy.noise_design,
-                     policy.num_steps)  # fmt: skip
+    return PolicyRef(
+        policy.path,
+        eta=policy.eta if eta is None else eta,
+        sde=policy.sde,
+        n_action_steps=policy.n_action_steps,
+        components=policy.noise_components,
+        scale=None if policy.noise_scale is None else tuple(policy.noise_scale),
+        design=policy.noise_design,
+        num_steps=policy.num_steps,
+    )
 
 
 def make_pool(workers: WorkersConfig) -> Pool:

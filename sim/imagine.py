@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from sim.libero import EnvSpec, LiberoEnv
 from sim.rewards import passes
@@ -54,21 +55,32 @@ def task_specs(pool: Pool, specs: dict[int, EnvSpec]) -> dict[int, TaskSpec]:
     }  # fmt: skip
 
 
-def imagine_groups(
-    model: StateSpaceModel, policy: Policy, starts: Sequence[Start], group_size: int, seed: tuple[int, ...], groups: GroupsConfig
-) -> list[tuple[Rollout, ...]]:  # fmt: skip
-    """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
-    every, branch = [s for s in starts for _ in range(group_size)], groups.kind == "branch"
-    members = list(range(group_size)) * len(starts)
+class Imagined(Protocol):
+    """What is to be imagined of starts: one result a start, whoever else is imagined beside it. Pickles."""
 
-    def decided(start: Start, progress: float) -> bool:
-        return passes(start, progress, len(model.tasks[start.task_id].goal))
+    def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[Any]: ...
 
-    rollouts = model.imagine(
-        policy, every, members, seed, groups.looks, explore_looks=groups.explore_looks if branch else None,
-        until=decided if branch and groups.reward == "next" else None,
-    )  # fmt: skip
-    return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+
+@dataclass(frozen=True)
+class Groups:
+    """`size` rollouts per start, a tuple; noise keys as in real execution."""
+
+    size: int
+    seed: tuple[int, ...]
+    cfg: GroupsConfig
+
+    def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[tuple[Rollout, ...]]:
+        every, branch = [s for s in starts for _ in range(self.size)], self.cfg.kind == "branch"
+        members = list(range(self.size)) * len(starts)
+
+        def decided(start: Start, progress: float) -> bool:
+            return passes(start, progress, len(model.tasks[start.task_id].goal))
+
+        rollouts = model.imagine(
+            policy, every, members, self.seed, self.cfg.looks, explore_looks=self.cfg.explore_looks if branch else None,
+            until=decided if branch and self.cfg.reward == "next" else None,
+        )  # fmt: skip
+        return [tuple(rollouts[i : i + self.size]) for i in range(0, len(rollouts), self.size)]
 
 
 @dataclass(frozen=True)
@@ -95,22 +107,19 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class ImagineJob:
-    """Groups imagined in a worker. The starts come without snapshots: nothing is simulated."""
+    """Imagines in a worker. The starts come without snapshots: nothing is simulated."""
 
     starts: tuple[Start, ...] = field(repr=False)
-    group_size: int
-    seed: tuple[int, ...]
+    what: Imagined
     policy: PolicyRef
     model: ModelRef
-    groups: GroupsConfig
 
     @property
     def affinity(self) -> tuple:
         return ("imagine",)
 
-    def run(self, context: Context) -> list[tuple[Rollout, ...]]:
-        model, policy = self.model.load(context), self.policy.load(context)
-        return imagine_groups(model, policy, self.starts, self.group_size, self.seed, self.groups)
+    def run(self, context: Context) -> list[Any]:
+        return self.what(self.model.load(context), self.policy.load(context), self.starts)
 
 
 class WorldModelRuntime:
@@ -132,24 +141,27 @@ class WorldModelRuntime:
         paid = Path(section.path, PAID) if section.path else None
         self.real_steps = json.loads(paid.read_text())["real_steps"] if paid and paid.exists() else 0
 
-    def __call__(
-        self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]
-    ) -> list[tuple[Rollout, ...]] | Future[list[tuple[Rollout, ...]]]:
-        """As `imagine_groups`; of a policy on the CPU a future, since the workers run the anchors first."""
+    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> Future:
+        """One tuple of `group_size` rollouts per start."""
+
+        def back(groups: list[tuple[Rollout, ...]]) -> list[tuple[Rollout, ...]]:
+            return [tuple(replace(r, start=s) for r in group) for s, group in zip(starts, groups, strict=True)]
+
+        return self.submit(Groups(group_size, seed, self.cfg.groups), starts, back)
+
+    def submit(self, what: Imagined, starts: Sequence[Start], then: Callable[[list], Any] = lambda results: results) -> Future:
+        """A future of `then` of one result per start."""
+        bare = tuple(replace(s, snapshot=None) for s in starts)
         if self.policy.device.type != "cpu":
-            return imagine_groups(self.model, self.policy, starts, group_size, seed, self.cfg.groups)
+            done: Future = Future()
+            done.set_result(then(what(self.model, self.policy, bare)))
+            return done
         if self.version == 0:
             self.model.save(self.folder)
             self.version = 1
-        policy, model, bare = self.publish(), ModelRef(str(self.folder), self.version), [replace(s, snapshot=None) for s in starts]
-        jobs = [ImagineJob(tuple(bare[i : i + SHARE]), group_size, seed, policy, model, self.cfg.groups)
-                for i in range(0, len(bare), SHARE)]  # fmt: skip
-
-        def back(results: list[list[tuple[Rollout, ...]]]) -> list[tuple[Rollout, ...]]:
-            groups = [group for result in results for group in result]
-            return [tuple(replace(r, start=s) for r in group) for s, group in zip(starts, groups, strict=True)]
-
-        return self.pool.submit(jobs, back)
+        policy, model = self.publish(), ModelRef(str(self.folder), self.version)
+        jobs = [ImagineJob(bare[i : i + SHARE], what, policy, model) for i in range(0, len(bare), SHARE)]
+        return self.pool.submit(jobs, lambda parts: then([result for part in parts for result in part]))
 
     def _fitted(self, losses: dict[str, float]) -> dict[str, float]:
         """`losses`, after the workers' copy is out of date."""

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from sim.compose import env_spec, make_pool, policy_ref
+from sim.dreams import DreamtStarts
 from sim.evaluate import EvalPlan, evaluate, save_video, show, summary
 from sim.execute import GroupExecutor, collect
 from sim.imagine import WorldModelRuntime, task_specs
-from sim.protocol import CONTROL_HZ, describe
+from sim.protocol import CONTROL_HZ, SETTLE_STEPS, describe
 from sim.rewards import branch_margin, branch_reward, episode_reward, mark, passes_next
 from sim.starts import BranchStarts, EpisodeStarts
 from sim.twins import TwinJob
@@ -57,11 +58,13 @@ class Run:
         )
         imagined = cfg.world_model.kind != "none"
         self.world = WorldModelRuntime(cfg, tasks, self.policy, pool, self.executor.publish, self.folder) if imagined else None
+        dreams = imagined and cfg.groups.dream_resets > 0
+        self.dreams = DreamtStarts(cfg, self.world, pool, self.conjuncts) if dreams else None
         self.loop = Loop(
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
             reward=branch_reward(cfg.groups.reward, self.conjuncts) if branch else episode_reward, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(),
-            score=branch_margin(self.conjuncts) if cfg.groups.score == "margin" else None,
+            score=branch_margin(self.conjuncts) if cfg.groups.score == "margin" else None, dreams=self.dreams,
         )  # fmt: skip
 
     # ---- state
@@ -72,6 +75,7 @@ class Run:
             "starts": self.starts.state_dict(),
             "rng": checkpoint.rng_state(),
         }
+        state |= {} if self.dreams is None else {"dreams": self.dreams.state_dict()}
         return state | ({} if self.world is None else {"world": self.world.state_dict()})
 
     def load(self) -> int:
@@ -84,6 +88,8 @@ class Run:
         self.starts.load_state_dict(state["starts"])
         if self.world is not None:
             self.world.load_state_dict(state["world"])
+        if self.dreams is not None:
+            self.dreams.load_state_dict(state["dreams"])
         checkpoint.set_rng_state(state["rng"])
         return int(state["step"])
 
@@ -113,6 +119,9 @@ class Run:
             recorded = collect(self.pool, self.specs, self.executor.publish(), ids, cfg.env.train_split, cfg.seed,
                                cfg.groups.start_steps or cfg.env.max_steps, bar.update)  # fmt: skip
         ledger.add_real("starts", sum(len(r.trace.actions) for r in recorded))
+        if self.dreams is not None:
+            with ledger.phase("starts"):
+                ledger.add_real("starts", SETTLE_STEPS * self.dreams.reset(self.specs))
         for r in recorded:
             goals = self.conjuncts[r.rollout.start.task_id]
             starts = mark(r.starts[: r.rollout.looks], r.rollout.progress, goals)
@@ -132,6 +141,8 @@ class Run:
                 self.world.observe(traces, [])
                 if cfg.world_model.refit_every and step % cfg.world_model.refit_every == 0:
                     metrics |= {f"wm/{k}": v for k, v in self.world.refit().items()}
+        if self.dreams is not None:
+            metrics |= self.dreams.metrics
         self.tracker.log(step, metrics)
         shown = ("reward/env_mean", "reward/wm_mean", "success/env", "success/wm")
         note = ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan)))

@@ -44,8 +44,14 @@ class PolicyRef:
         from vla_wmrl.policies.flow import FlowPolicy
 
         return FlowPolicy.from_pretrained(
-            self.path, self.eta, self.sde, self.n_action_steps, components=self.components, scale=self.scale,
-            design=self.design, num_steps=self.num_steps,
+            self.path,
+            self.eta,
+            self.sde,
+            self.n_action_steps,
+            components=self.components,
+            scale=self.scale,
+            design=self.design,
+            num_steps=self.num_steps,
         )
 
     @property

@@ -102,12 +102,14 @@ def _bin(start: Start) -> Bin:
 
 
 def pack(starts: Sequence[Start]) -> dict:
-    """Starts of one task with snapshots and observations, as a dict of stacked arrays."""
-    snaps = [s.snapshot for s in starts]
+    """Starts of one task as a dict of stacked arrays: all with snapshots and observations, or all without (dreamt)."""
     packed: dict = {name: np.array([getattr(s, name) for s in starts]) for name in _SCALARS if name != "split"}
     packed["split"] = [s.split for s in starts]
     packed["state"] = np.stack([s.state for s in starts])
     packed["previous"] = np.stack([s.previous for s in starts])
+    if starts[0].snapshot is None:
+        return packed
+    snaps = [s.snapshot for s in starts]
     for name in ("physics", "body_pos", "body_quat"):
         packed[name] = np.stack([getattr(s, name) for s in snaps])
     packed["steps"] = np.array([s.steps for s in snaps])
@@ -120,9 +122,11 @@ def unpack(packed: dict) -> list[Start]:
     """The inverse of `pack`."""
     starts = []
     for i in range(len(packed["state"])):
-        arrays = {name: packed[name][i] for name in ("physics", "body_pos", "body_quat")}
-        nested = {name: {k: v[i] for k, v in packed[name].items()} for name in ("memory", "observation")}
-        snapshot = Snapshot(**arrays, **nested, steps=int(packed["steps"][i]))
+        snapshot = None
+        if "physics" in packed:
+            arrays = {name: packed[name][i] for name in ("physics", "body_pos", "body_quat")}
+            nested = {name: {k: v[i] for k, v in packed[name].items()} for name in ("memory", "observation")}
+            snapshot = Snapshot(**arrays, **nested, steps=int(packed["steps"][i]))
         scalars = {name: packed[name][i] for name in _SCALARS}
         kinds = {f.name: {"int": int, "str": str, "float": float}.get(str(f.type)) for f in fields(Start)}
         scalars = {name: kinds[name](value) for name, value in scalars.items()}

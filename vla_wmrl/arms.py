@@ -11,7 +11,7 @@ _WEIGHTED = {"fusion.kind": ("inverse_variance", "released", "mse", "reliability
 _RAW = {"debias.kind": ("none",), "groups.score": ("reward",)}
 _EQUAL = {"fusion.kind": ("none",)}
 _UNGUARDED = {"guard.enabled": (False,)}
-_REAL = {"anchors.fraction": (1.0,), "world_model.kind": ("none",), **_RAW, **_EQUAL, **_UNGUARDED}
+_REAL = {"anchors.fraction": (1.0,), "world_model.kind": ("none",), "groups.dream_resets": (0,), **_RAW, **_EQUAL, **_UNGUARDED}
 _IMAGINED = {"world_model.kind": ("state_space",)}
 
 # dotted field -> values the arm allows, its preset first

@@ -208,6 +208,10 @@ class GroupsConfig:
     reward: Literal["progress", "stage", "milestone", "next"] = "next"  # of a branch: see sim.rewards
     score: Literal["reward", "margin"] = "reward"  # what the calibration reads off imagined branches: see sim.rewards
     start_episodes: int = 12  # episodes a task that fill the bank of branch starts before the first update
+    dream_resets: int = 0  # initial states a task from which the world model dreams starts for imagined groups; 0: none
+    dream_episodes: int = 60  # of them, dreamt at a time
+    dream_every: int = 3  # policy updates between dreams
+    dream_looks: int = 36  # looks of a dream
     start_steps: int | None = None  # control steps of those episodes; null: the suite's limit
 
     def validate(self) -> None:
@@ -216,6 +220,13 @@ class GroupsConfig:
         require(few, f"groups.explore_looks={self.explore_looks} must be at least 1, or null for all")
         require(self.start_steps is None or self.start_steps >= 1, f"groups.start_steps={self.start_steps} must be at least 1")
         require(self.start_episodes >= 1, f"groups.start_episodes={self.start_episodes} must be at least 1")
+        require(self.dream_resets >= 0, f"groups.dream_resets={self.dream_resets} is negative")
+        require(
+            self.dream_resets == 0 or self.kind == "branch",
+            "groups.dream_resets needs groups.kind=branch: groups of whole episodes start at initial states",
+        )
+        for name in ("dream_episodes", "dream_every", "dream_looks"):
+            require(getattr(self, name) >= 1, f"groups.{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass
@@ -316,6 +327,10 @@ class TrainConfig:
         require(self.save_every >= 1 and self.keep_checkpoints >= 1, "save_every and keep_checkpoints start at 1")
         require(self.policy.eta > 0, "policy.eta=0 has no log-probability to train on: use a positive eta")
         check_arm(self)
+        require(
+            self.groups.dream_resets == 0 or self.world_model.kind != "none",
+            f"groups.dream_resets={self.groups.dream_resets}: without a world model nothing dreams, use 0",
+        )
         require(
             self.groups.score == "reward" or (self.groups.kind == "branch" and self.groups.reward == "next"),
             "groups.score=margin measures how far a branch came beyond the next milestone: it needs groups.kind=branch and "

@@ -61,6 +61,7 @@ class Loop:
     `score` of an imagined rollout is what the calibration maps to real rewards; None: the reward itself. `pairs`: a real
     rollout of every anchor of the last update, with its imagined twin, to look at.
     `credit` adds advantages within rollouts, for policies whose `collate` takes them; None: one advantage a rollout.
+    `dreams`: where imagined groups begin, if not where anchors do.
     Of a rollout the loop itself reads what `types.Outcome` says, whatever kind the policy trains on.
     """
 
@@ -75,6 +76,7 @@ class Loop:
     ledger: Ledger
     score: Callable[[Rollout], float] | None = None
     credit: Credit | None = None
+    dreams: Starts | None = None
     pairs: list[tuple[Rollout, Rollout]] = field(default_factory=list)
 
     def __post_init__(self):
@@ -88,6 +90,10 @@ class Loop:
         anchor = anchors.choose(cfg.seed, step, n, cfg.anchors.fraction, cfg.anchors.minimum)
         starts = self.starts.draw(step, n)
         seed = (cfg.seed, step)
+        if self.dreams is not None:
+            with ledger.phase("dream"):
+                dreamt = self.dreams.draw(step, n)
+            starts = [s if a else d for s, d, a in zip(starts, dreamt, anchor, strict=True)]
 
         executing = self.execute([s for s, a in zip(starts, anchor, strict=True) if a], size, seed)
         with ledger.phase("imagine"):  # while the anchors run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -70,6 +70,7 @@ class ImaginedRollout(Rollout):
     """A rollout in a world model, with what the model thinks of it. `success` is `p_success` above the threshold."""
 
     p_success: float = float("nan")  # P(the goal held at some step)
+    previous: np.ndarray = field(default_factory=lambda: np.zeros((0, 7), np.float32))  # [K + 1, 7] the action before each look
     value: float = float("nan")  # P(the episode succeeds in the end | the last state)
 
 

@@ -35,6 +35,7 @@ class _Slot:
         self.progress, self.states = [start.progress], [np.asarray(start.state, dtype=np.float32)]
         self.inputs: list[dict] = []
         self.chains, self.sde_steps, self.executed = [], [], []
+        self.previous = [np.asarray(OPEN_HAND if start.previous is None else start.previous, dtype=np.float32)]
 
     def rollout(self) -> ImaginedRollout:
         executed = np.stack(self.executed)
@@ -54,6 +55,7 @@ class _Slot:
             steps=int(executed.sum()),
             p_success=float(self.p_success),
             value=float(self.value),
+            previous=np.stack(self.previous),
         )
 
 
@@ -97,8 +99,7 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
 def _enter(model, slots: Sequence[_Slot]) -> tuple[Scene, Context, Tensor]:
     """Scene, Context and previous action [B, 7] of rollouts at their starts."""
     scene, context = _gather(model, [slot.states[0] for slot in slots], _by_task(slots))
-    held = [OPEN_HAND if slot.start.previous is None else slot.start.previous for slot in slots]
-    return scene, context, torch.from_numpy(np.stack(held)).float()
+    return scene, context, torch.from_numpy(np.stack([slot.previous[-1] for slot in slots]))
 
 
 def _look(model, policy, slots, scene, context, previous, seed, explores, noisy, threshold) -> tuple[Scene, Tensor]:
@@ -133,6 +134,7 @@ def _look(model, policy, slots, scene, context, previous, seed, explores, noisy,
         slot.chains.append(sample.chain[i].cpu().numpy())
         slot.sde_steps.append(int(sample.sde_step[i]))
         slot.executed.append(ran[i])
+        slot.previous.append(previous[i].numpy())
         slot.states.append(states[i])
         slot.progress.append(1.0 if slot.success else float(progress[i]))
         slot.value = 1.0 if slot.success else value[i]
