@@ -138,6 +138,31 @@ def test_every_group_is_imagined_and_only_anchors_are_executed():
     assert metrics["steps/imagined_rollouts"] == 4 * 4 * LOOKS * 2
 
 
+def test_only_imagined_groups_begin_in_dreams_and_a_future_of_them_changes_nothing():
+    """A dreamt start has no simulator state: an anchor that began there could not be executed."""
+
+    class Dreamt:
+        def draw(self, step, n):
+            return [Start(0, 1000 + step * n + i) for i in range(n)]
+
+    now, later = make(), make()
+    now.dreams = later.dreams = Dreamt()
+    imagine = later.imagine
+
+    def in_future(*arguments):
+        future = Future()
+        future.set_result(imagine(*arguments))
+        return future
+
+    later.imagine = in_future
+    metrics = now.step(0)
+    asked = now.imagine.asked[0]
+    assert sum(i < 1000 for i in asked) == metrics["anchors/groups"] and len(asked) == 4
+    assert now.execute.asked[0] == [i for i in asked if i < 1000]
+    later.step(0)
+    assert torch.equal(weights(now), weights(later))
+
+
 @pytest.mark.parametrize("minibatch", [1, 5, 1000])
 def test_the_gradient_does_not_depend_on_the_minibatch(minibatch):
     loop, whole = make(minibatch_looks=minibatch), make(minibatch_looks=64)
