@@ -44,6 +44,10 @@ IN_MODEL = {
         "reward/calibrated_mean": ("world model, calibrated", plots.CYCLE[2]),
         "reward/env_mean": ("real (anchors)", plots.REAL),
     },
+    "Whole episodes in the world model (dreams)": {
+        "dream/success": ("success", plots.MODEL),
+        "dream/progress": ("best progress, mean", plots.CYCLE[3]),
+    },
     "World model against anchors": {
         "calib/spearman": ("rank correlation", plots.REAL),
         "calib/residual": ("mean squared residual", plots.MODEL),
