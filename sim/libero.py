@@ -16,6 +16,7 @@ import numpy as np
 
 from sim.gl import robosuite_import_env, setup_gl
 from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.robosuite_stepping import RobosuiteStepper, native_is_tested
 from sim.snapshot import Snapshot
 from sim.view import Pose, Region, View
 from vla_wmrl.errors import UserError
@@ -47,6 +48,8 @@ class EnvSpec:
             raise UserError(f"unknown suite {self.suite!r}{_nearest(self.suite, MAX_STEPS)}")
         if self.stepping not in STEPPING:
             raise UserError(f"unknown stepping {self.stepping!r}{_nearest(self.stepping, STEPPING)}")
+        if self.stepping != "robosuite" and not native_is_tested():
+            object.__setattr__(self, "stepping", "robosuite")  # here, so that rows and manifests name what ran
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ class LiberoEnv:
             )
         self._pictures = made[-1]
         self._mark(control)
-        if self.spec.stepping != "robosuite":
+        if self.spec.stepping == "robosuite":
+            self._stepper = RobosuiteStepper(control.env)
+        else:
             from sim.stepping import Stepper
 
             self._stepper = Stepper(control.env, self.spec.stepping)
@@ -235,25 +240,26 @@ class LiberoEnv:
 
     def reset(self, init_state: np.ndarray, key: tuple[int, ...] = (0,)) -> None:
         """Starts an episode: reset (placement drawn by `key`), `init_state` [1 + nq + nv], settle steps. No image is made."""
-        if self.spec.stepping == "robosuite":
-            self._control.env.object_property_initializers.clear()  # LIBERO appends to it in every reset
-            seed = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
-            from sim.model_cache import compiling_from_cache
-
-            with _quiet(), _numpy_seed(seed), compiling_from_cache():  # a hard reset compiles
-                self._control.reset()
-            self._mark(self._control)
-        else:
-            self.restore(self._fixtures(key))
+        self.restore(self._fixtures(key))
         with _quiet():
-            self._control.set_state(np.asarray(init_state, dtype=np.float64))
+            self._control.set_state(self._checked(init_state))
             self._control.env.sim.forward()
             self._control._post_process()
-            if self.spec.stepping == "robosuite":
-                self._control._update_observables(force=True)
         for i in range(SETTLE_STEPS):
             self.step(SETTLE_ACTION, sample=i == SETTLE_STEPS - 1)
         self.steps = 0
+
+    def _checked(self, init_state: np.ndarray) -> np.ndarray:
+        """`init_state` as float64. Raises UserError when it cannot be one of this task: MuJoCo would read past its end."""
+        state = np.asarray(init_state, dtype=np.float64)
+        size = 1 + self.model.nq + self.model.nv
+        if state.shape != (size,):
+            raise UserError(
+                f"an initial state of {self.task.name} is [{size}] numbers (time, qpos, qvel), not {list(state.shape)}"
+            )
+        if not np.isfinite(state).all():
+            raise UserError(f"initial state of {self.task.name} has numbers that are not finite")
+        return state
 
     def sample_state(self, seed: int) -> np.ndarray:
         """[1 + nq + nv] float64: an initial state drawn from the task's own placement regions, at rest, keyed by `seed`."""
@@ -274,18 +280,7 @@ class LiberoEnv:
         self._observation = {}
         env, data = self._control.env, self.data
         before = data.time
-        if self.spec.stepping == "robosuite":
-            env.step(np.asarray(action, dtype=np.float64))
-            if sample:
-                self.observe()
-        elif sample:
-            from sim.stepping import SAMPLE_SUBSTEP
-
-            self._stepper.run(action, 0, SAMPLE_SUBSTEP + 1)
-            self.observe()
-            self._stepper.run(action, SAMPLE_SUBSTEP + 1)
-        else:
-            self._stepper.run(action)
+        self._stepper.step(action, self.observe if sample else None)
         if not data.time > before:  # MuJoCo resets a state with NaN silently, time included
             raise FloatingPointError(f"MuJoCo diverged at control step {self.steps} of {self.task.name}")
         self.steps += 1
@@ -339,16 +334,19 @@ class LiberoEnv:
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         physics = np.empty(mujoco.mj_stateSize(self.model, kind))
         mujoco.mj_getState(self.model, self.data, physics, kind)
-        memory = self._stepper.memory() if self.spec.stepping != "robosuite" else {}
-        model = self.model
+        model, memory = self.model, self._stepper.memory()
         return Snapshot(physics, model.body_pos.copy(), model.body_quat.copy(), memory, dict(self._observation), self.steps)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Back to `snapshot`. What follows is bit-equal to what followed it (native stepping only)."""
+        """Back to `snapshot`. What follows is bit-equal to what followed it. Raises UserError for another task's."""
         import mujoco
 
-        if self.spec.stepping == "robosuite":
-            raise RuntimeError("snapshots need native stepping (exact, near or fast)")
+        size = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION)
+        if len(snapshot.physics) != size or len(snapshot.body_pos) != self.model.nbody:
+            raise UserError(
+                f"a snapshot of {len(snapshot.physics)} numbers and {len(snapshot.body_pos)} bodies is no state of "
+                f"{self.task.name}, which has {size} and {self.model.nbody}"
+            )
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self.derive()

@@ -33,12 +33,13 @@ class _Screen:
         self._context.make_current()
 
     def _close(self) -> None:
-        self.make_current()
-        for context in self.drawing.values():
-            context.free()
-        self.drawing.clear()
-        self._context.free()
         self.open = False
+        with contextlib.suppress(Exception):  # another renderer of the process (robosuite's) may have ended OpenGL already
+            self.make_current()
+            for context in self.drawing.values():
+                context.free()
+            self._context.free()
+        self.drawing.clear()
 
 
 _screens = threading.local()
