@@ -7,6 +7,7 @@ import difflib
 import io
 import logging
 import os
+import re
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -15,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from sim.gl import robosuite_import_env, setup_gl
-from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.protocol import CAMERAS, MAX_STEPS, REWORDED, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, max_steps
 from sim.robosuite_stepping import RobosuiteStepper, native_is_tested
 from sim.snapshot import Snapshot
 from sim.view import Pose, Region, View
+from vla_wmrl.config import base_suite
 from vla_wmrl.errors import UserError
 
 STEPPING = ("robosuite", "exact", "near", "fast")
@@ -44,12 +46,20 @@ class EnvSpec:
     placements: int = 8
 
     def __post_init__(self) -> None:
-        if self.suite not in MAX_STEPS:
+        if base_suite(self.suite) is None:
             raise UserError(f"unknown suite {self.suite!r}{_nearest(self.suite, MAX_STEPS)}")
         if self.stepping not in STEPPING:
             raise UserError(f"unknown stepping {self.stepping!r}{_nearest(self.stepping, STEPPING)}")
         if self.stepping != "robosuite" and not native_is_tested():
             object.__setattr__(self, "stepping", "robosuite")  # here, so that rows and manifests name what ran
+
+    def build(self) -> LiberoEnv:
+        return LiberoEnv(self)
+
+    def row(self) -> dict[str, object]:
+        """What every result's row says about the environment."""
+        return {"suite": self.suite, "task_id": self.task_id, "stepping": self.stepping, "lod_mm": self.lod_mm,
+                "multisample": self.multisample, "markers": self.markers}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def _quiet():
 
 
 @contextlib.contextmanager
-def _numpy_seed(seed: int):
+def _numpy_seed(seed: int | list[int]):
     """numpy's global generator, which robosuite and LIBERO draw from, seeded inside the block and restored after it."""
     before = np.random.get_state()
     np.random.seed(seed)
@@ -108,15 +118,31 @@ def _libero():
 @cache
 def suite_tasks(suite: str) -> tuple[Task, ...]:
     """The tasks of `suite`, in LIBERO's own order."""
-    if suite not in MAX_STEPS:
+    if base_suite(suite) is None:
         raise UserError(f"unknown suite {suite!r}{_nearest(suite, MAX_STEPS)}")
     benchmark, path, _ = _libero()
+    if suite not in benchmark.get_benchmark_dict():
+        known = [name for name in benchmark.get_benchmark_dict() if base_suite(name)]
+        raise UserError(f"the installed LIBERO has no suite {suite!r}{_nearest(suite, known)}")
     with _quiet():
         bench = benchmark.get_benchmark(suite)(task_order_index=0)
     folder = Path(path("bddl_files"))
+    files = [folder / t.problem_folder / t.bddl_file for t in bench.tasks]
+    missing = next((file for file in files if not file.exists()), None)
+    if missing or not files:
+        raise UserError(f"the installed LIBERO names the suite {suite!r} but has no file {missing or 'for it'}")
+    words = [
+        _instruction(file) if suite.rpartition("_")[2] in REWORDED else t.language
+        for t, file in zip(bench.tasks, files, strict=True)
+    ]
     return tuple(
-        Task(suite, i, t.name, t.language, str(folder / t.problem_folder / t.bddl_file)) for i, t in enumerate(bench.tasks)
+        Task(suite, i, t.name, text, str(file)) for i, (t, text, file) in enumerate(zip(bench.tasks, words, files, strict=True))
     )
+
+
+def _instruction(bddl: Path) -> str:
+    """The instruction that a bddl file states; LIBERO itself reads it off the file's name."""
+    return re.search(r"\(:language\s+([^)]*)\)", bddl.read_text(encoding="utf-8")).group(1).strip().lower()
 
 
 def official_states(suite: str, task_id: int) -> np.ndarray:
@@ -152,7 +178,7 @@ class LiberoEnv:
     def __init__(self, spec: EnvSpec):
         self.spec = spec
         self.task = _task(spec.suite, spec.task_id)
-        self.max_steps = MAX_STEPS[spec.suite]
+        self.max_steps = max_steps(spec.suite)
         self.steps = 0  # control steps since the end of settling
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
