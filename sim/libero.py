@@ -161,6 +161,15 @@ def official_states(suite: str, task_id: int) -> np.ndarray:
         return np.asarray(bench.get_task_init_states(task_id), dtype=np.float64)
 
 
+def _warnings(data) -> str:
+    """What MuJoCo warned of, in its own words: BADQPOS, CONTACTFULL, ..."""
+    import mujoco
+
+    kinds = [kind for kind in mujoco.mjtWarning.__members__.values() if int(kind) < len(data.warning.number)]
+    names = [kind.name.removeprefix("mjWARN_") for kind in kinds if data.warning.number[int(kind)]]
+    return f"MuJoCo diverged or overflowed ({', '.join(names) or 'it reset its state'})"
+
+
 def _task(suite: str, task_id: int) -> Task:
     tasks = suite_tasks(suite)
     if not 0 <= task_id < len(tasks):
@@ -180,6 +189,7 @@ class LiberoEnv:
         self.task = _task(spec.suite, spec.task_id)
         self.max_steps = max_steps(spec.suite)
         self.steps = 0  # control steps since the end of settling
+        self.episode: tuple[int, ...] = ()  # the key of the last reset, or what a rollout calls its episode, for messages
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
         self._renderer = None
@@ -267,6 +277,7 @@ class LiberoEnv:
     def reset(self, init_state: np.ndarray, key: tuple[int, ...] = (0,)) -> None:
         """Starts an episode: reset (placement drawn by `key`), `init_state` [1 + nq + nv], settle steps. No image is made."""
         self.restore(self._fixtures(key))
+        self.episode = key
         with _quiet():
             self._control.set_state(self._checked(init_state))
             self._control.env.sim.forward()
@@ -295,20 +306,27 @@ class LiberoEnv:
         state[0], state[1 + self.model.nq :] = 0.0, 0.0
         return state
 
+    @property
+    def where(self) -> str:
+        """This moment, for messages."""
+        episode = f", episode {self.episode}" if self.episode else ""
+        return f"control step {self.steps} of {self.spec.suite} task {self.spec.task_id} ({self.task.name}){episode}"
+
     # ---- stepping
     def step(self, action: np.ndarray, sample: bool = False) -> bool:
         """One control step (50 ms) of `action` [7] in [-1, 1]; returns whether the goal holds. `sample`: look() follows.
 
-        Raises FloatingPointError when MuJoCo reset a diverged state behind our back.
+        Raises FloatingPointError when MuJoCo warned: it reset a diverged state behind our back, or contacts or constraints
+        overflowed its arena.
         """
         if not np.isfinite(action).all():
-            raise ValueError(f"action is not finite at control step {self.steps} of {self.task.name}: {action}")
+            raise ValueError(f"action is not finite at {self.where}: {action}")
         self._observation = {}
         env, data = self._control.env, self.data
         before = data.time
         self._stepper.step(action, self.observe if sample else None)
-        if not data.time > before:  # MuJoCo resets a state with NaN silently, time included
-            raise FloatingPointError(f"MuJoCo diverged at control step {self.steps} of {self.task.name}")
+        if data.warning.number.any() or not data.time > before:  # a state with NaN is reset silently, time included
+            raise FloatingPointError(f"{_warnings(data)} at {self.where}")
         self.steps += 1
         env._post_process()
         return bool(env._check_success())
@@ -375,6 +393,7 @@ class LiberoEnv:
             )
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self.data.warning.number[:] = 0
         self.derive()
         self._stepper.set_memory(snapshot.memory)
         self.steps, self._observation = snapshot.steps, dict(snapshot.observation)

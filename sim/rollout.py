@@ -20,6 +20,7 @@ from sim.rewards import passes
 from sim.state import read_state
 from sim.user_env import UserEnv, UserSpec
 from sim.workers import Context
+from vla_wmrl.errors import require
 from vla_wmrl.policies.base import Policy
 from vla_wmrl.policies.noise import lineage
 from vla_wmrl.types import Rollout, Start
@@ -169,6 +170,7 @@ def run(env: LiberoEnv | UserEnv, policy: Policy, job: RolloutJob) -> list[Recor
 
 def begin(env: LiberoEnv | UserEnv, start: Start, split_key: Sequence[int] = ()) -> None:
     """Puts `env` where `start` says: an initial state of its split, or a stored state of the simulator."""
+    require(start.task_id == env.spec.task_id, f"a start of task {start.task_id} in a simulator of task {env.spec.task_id}")
     if start.snapshot is not None:
         env.restore(start.snapshot)
         if not env.has_look:
@@ -214,6 +216,7 @@ def _advance(env: LiberoEnv | UserEnv, job: RolloutJob, m: _Member, actions: np.
     """Runs one chunk of `m`; returns whether its rollout is over."""
     limit = (job.max_steps or env.max_steps) - m.snapshot.steps
     env.restore(m.snapshot)
+    env.episode = (*m.start.key, m.member)
     if job.keep_starts:
         look = m.start.look + len(m.executed)
         # A start's own rollouts make further starts, without end: their numbers may not grow with the generations.

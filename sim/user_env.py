@@ -86,6 +86,7 @@ class UserEnv:
     def __init__(self, spec: UserSpec):
         self.spec, self.task, self.max_steps = spec, spec, spec.max_steps
         self.steps = 0
+        self.episode: tuple[int, ...] = ()
         self._observation: dict[str, np.ndarray] = {}
 
     @cached_property
@@ -103,12 +104,13 @@ class UserEnv:
         """Starts the episode that `start` names, and looks."""
         key = [*start.split.encode(), start.task_id, start.init_id, start.episode]
         self.adapter.reset(start.init_id, int(np.random.SeedSequence(key).generate_state(1)[0]))
-        self.steps = 0
+        self.steps, self.episode = 0, start.key
         self.observe()
 
     def step(self, action: np.ndarray, sample: bool = False) -> bool:
         if not np.isfinite(action).all():
-            raise ValueError(f"action is not finite at control step {self.steps} of {self.spec.adapter}: {action}")
+            where = f"control step {self.steps} of {self.spec.adapter}, episode {self.episode}"
+            raise ValueError(f"action is not finite at {where}: {action}")
         self._observation = {}
         success = bool(self.adapter.step(action))
         self.steps += 1

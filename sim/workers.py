@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -75,11 +76,18 @@ def answer(index: int, job: Job, context: Context) -> Answer:
         return index, error if isinstance(error, UserError) else None, traceback.format_exc()
 
 
+def _end_with_parent() -> None:
+    """No orphan stays, whatever hangs in this process, when the parent is killed and cannot end it."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
 def _serve(worker: int, pipe: Connection) -> None:
     """The worker's main loop."""
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     context = Context(worker)
     while True:
         try:
