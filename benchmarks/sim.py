@@ -3,6 +3,8 @@
     python benchmarks/sim.py --output_dir results/sim              # all tasks; --limit=1 does the next one only
     python benchmarks/sim.py --output_dir results/sim --memory     # then memory of a worker, each in its own process
 
+Scaling over workers is benchmarks/sim_scaling.py, whole episodes benchmarks/sim_episodes.py; the tables here take their rows.
+
 Per task: construction (ours twice: empty cache, filled cache), resets, control steps without cameras (blocks of the
 contenders take turns), steps with a look every 10, and the bits: `exact` against robosuite's own `env.step` on LIBERO's own
 model over 200 steps that press things down. Seconds are CPU seconds of the process, since others use the machine: read the
@@ -66,6 +68,18 @@ def reference_env(bddl: str, image_size: int = 0):
     return control
 
 
+def same_reset(control, ours: LiberoEnv) -> None:
+    """Gives `control` the warm start of ours.
+
+    robosuite runs one forward more when it makes a renderer, which moves the solver's warm start by 1e-10; in a heap of
+    objects the last bits then differ from robosuite's own environment without cameras, and contacts blow that up.
+    """
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(control.env.sim.model._model, control.env.sim.data._data, ours._fixtures((0,)).physics, kind)
+
+
 def start_reference(control, ours: LiberoEnv, state: np.ndarray) -> None:
     """LIBERO's own start of an episode, with the fixtures where `ours` has them."""
     sim = control.env.sim
@@ -91,6 +105,7 @@ def equivalence(bddl: str, ours: LiberoEnv, state: np.ndarray) -> dict:
     """
     ours.reset(state)
     control = reference_env(bddl, IMAGE_SIZE)  # all of it before ours: its renderer does not bear another one's turns
+    same_reset(control, ours)
     start_reference(control, ours, state)
     data, theirs = control.env.sim.data._data, []
     for action in pressing_actions(EQUAL_STEPS):
@@ -321,20 +336,37 @@ def memory_rows(folder: Path) -> list[dict]:
     path = folder / "memory.json"
     if not path.exists():
         return []
-    last = {name: list(found["after"].values())[-1]["resident_mb"] for name, found in json.loads(path.read_text()).items()}
+    found = json.loads(path.read_text())
+    last = {name: run["after"][str(run["episodes"])]["resident_mb"] for name, run in found.items()}
     ratio = last["libero"] / last["ours"]
     return [{"metric": "memory of a worker with three tasks and cameras, MB resident", "mode": "fast, 64 pixels, 8 mm",
              "ours": last["ours"], "reference": last["libero"], "reference_name": "LIBERO OffScreenRenderEnv",
              "ratio_median": ratio, "ratio_min": ratio, "ratio_max": ratio, "n": 1}]  # fmt: skip
 
 
+def scaling_rows(folder: Path) -> list[dict]:
+    """Of benchmarks/sim_scaling.py: steps a second against one process of the same mode."""
+    path = folder / "scaling.json"
+    found = json.loads(path.read_text()) if path.exists() else []
+    one = {row["mode"]: row["steps_per_s_median"] for row in found if (row["kind"], row["workers"]) == ("processes", 1)}
+    return [
+        {"metric": f"control steps a second without cameras, {row['workers']} {row['kind']}", "mode": row["mode"],
+         "ours": row["steps_per_s_median"], "reference": one[row["mode"]], "reference_name": "one process",
+         **{f"ratio_{name}": row[f"steps_per_s_{name}"] / one[row["mode"]] for name in ("median", "min", "max")},
+         "n": row["repeats"]}
+        for row in found
+    ]  # fmt: skip
+
+
 def write(folder: Path) -> None:
     records = read_jsonl(folder / "tasks.jsonl")
     if not records:
         return
-    rows = summary(records) + memory_rows(folder)
+    rows = summary(records) + memory_rows(folder) + scaling_rows(folder)
     write_json(folder / "summary.json", rows)
-    write_json(folder / "equivalence.json", [{k: r[k] for k in ("suite", "task_id")} | r["equivalence"] for r in records])
+    equal = [{k: r[k] for k in ("suite", "task_id")} | r["equivalence"] for r in records]
+    episodes = folder / "episodes.json"  # of benchmarks/sim_episodes.py
+    write_json(folder / "equivalence.json", equal + (json.loads(episodes.read_text()) if episodes.exists() else []))
     for row in rows:
         print("{metric}; {mode}; against {reference_name}: {ratio_median:.2f} times [{ratio_min:.2f}, {ratio_max:.2f}], "
               "{n} tasks; ours {ours:.4g}, reference {reference:.4g}".format(**row))  # fmt: skip
