@@ -36,7 +36,7 @@ OTHERS = [("libero_spatial", 1), ("libero_spatial", 0), ("libero_object", 0), ("
 PARTS = {  # tasks, split, episodes a task, of which robosuite (slow) runs too
     "suites": (OTHERS, "official", 20, 20),
     "expert": (LONG, "train", 20, 8),
-    "policy": (SHIPPED, "official", 50, 15),
+    "policy": (SHIPPED, "official", 30, 10),
 }
 WIDTH = 8  # the policy's episodes side by side
 
