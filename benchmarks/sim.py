@@ -28,8 +28,9 @@ import numpy as np
 # Scripts of this folder search it first, where this file hides the package of its name: to them it is that package.
 __path__ = [str(Path(__file__).resolve().parents[1] / "sim")]
 
-from sim.libero import EnvSpec, LiberoEnv, _libero, _numpy_seed, _quiet
+from sim.libero import EnvSpec, LiberoEnv
 from sim.protocol import SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.suites import libero_modules, numpy_seed, quiet
 from vla_wmrl.tracking import read_jsonl, write_json
 
 TASKS = [("libero_10", 0), ("libero_spatial", 1), ("libero_object", 0), ("libero_goal", 0), ("libero_90", 20),
@@ -59,9 +60,9 @@ def pressing_actions(n: int, seed: int = 1) -> np.ndarray:
 
 def reference_env(bddl: str, image_size: int = 0):
     """LIBERO's ControlEnv on the model with everything in it, with robosuite's cameras where `image_size` is not 0."""
-    _, _, control_env = _libero()
+    _, _, control_env = libero_modules()
     looks = image_size > 0
-    with _quiet(), _numpy_seed(0):
+    with quiet(), numpy_seed(0):
         control = control_env(bddl_file_name=bddl, use_camera_obs=looks, has_renderer=False, has_offscreen_renderer=looks,
                               camera_heights=image_size, camera_widths=image_size)  # fmt: skip
     control.env.visualize(vis_settings=dict.fromkeys(control.env._visualizations, False))  # as `reset` does
@@ -84,7 +85,7 @@ def start_reference(control, ours: LiberoEnv, state: np.ndarray) -> None:
     """LIBERO's own start of an episode, with the fixtures where `ours` has them."""
     sim = control.env.sim
     sim.model.body_pos[:], sim.model.body_quat[:] = ours.model.body_pos, ours.model.body_quat
-    with _quiet():
+    with quiet():
         control.env._get_observations(force_update=True)
         control.set_init_state(state)
         for _ in range(SETTLE_STEPS):
@@ -214,7 +215,7 @@ def resets(control, env: LiberoEnv, state: np.ndarray) -> dict[str, list[float]]
         env._control.env.sim.forward()
 
     def theirs() -> None:
-        with _quiet():
+        with quiet():
             control.reset()
             control.set_init_state(state)
 
@@ -226,7 +227,7 @@ def looks(suite: str, task_id: int, state: np.ndarray) -> dict[str, list[float]]
     """Seconds of a step with two 256-pixel cameras: lerobot's draws at every step, ours when the policy looks."""
     from lerobot.envs.libero import LiberoEnv as Lerobot
 
-    benchmark, _, _ = _libero()
+    benchmark, _, _ = libero_modules()
     actions = pressing_actions(LEROBOT_STEPS * 2).astype(np.float32)
     times: dict[str, list[float]] = {}
     for name, spec, every in (
@@ -243,7 +244,7 @@ def looks(suite: str, task_id: int, state: np.ndarray) -> dict[str, list[float]]
 
         times[name] = [seconds(run)[1] / len(actions) for _ in range(3)]
         env.close()
-    with _quiet():
+    with quiet():
         suite_object = benchmark.get_benchmark(suite)()
         theirs = Lerobot(suite_object, task_id, suite, obs_type="pixels_agent_pos", init_states=False)
         theirs.reset(seed=0)
@@ -275,10 +276,10 @@ def remember(name: str, episodes: int) -> dict:
             if episode + 1 in (3, 6, episodes):
                 rows[episode + 1] = resident()
     else:
-        _libero()
+        libero_modules()
         from libero.libero.envs import OffScreenRenderEnv
 
-        with _quiet():
+        with quiet():
             envs = [
                 OffScreenRenderEnv(bddl_file_name=LiberoEnv(EnvSpec("libero_10", task)).task.bddl, camera_heights=64,
                                    camera_widths=64) for task in (0, 1, 7)

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.compose import env_spec, make_pool, policy_ref
-from sim.libero import EnvSpec, suite_tasks
+from sim.libero import EnvSpec
 from sim.protocol import CONTROL_HZ, describe
 from sim.rollout import PolicyRef, RolloutJob
+from sim.suites import suite_tasks
 from sim.user_env import UserSpec
 from sim.workers import Pool
 from vla_wmrl.config_commands import EvalConfig

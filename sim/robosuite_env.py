@@ -5,14 +5,15 @@ The example of an adapter: `UserSpec("sim.robosuite_env:RobosuiteAdapter", {"env
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import mujoco
 import numpy as np
 
-from sim.libero import _numpy_seed
 from sim.protocol import CAMERAS, STATE_KEY, axis_angle
 from sim.robosuite_stepping import RobosuiteStepper
+from sim.suites import numpy_seed
 
 PHYSICS = mujoco.mjtState.mjSTATE_INTEGRATION
 
@@ -21,11 +22,12 @@ class RobosuiteAdapter:
     """One robosuite 1.4 task. `stepping`: as sim.libero.EnvSpec; images [image_size, image_size, 3], not rotated."""
 
     def __init__(self, env_name: str = "Lift", image_size: int = 64, stepping: str = "exact"):
+        logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it asks for a private macro file
         import robosuite
 
         self.image_size, self.stepping, self._renderer = image_size, stepping, None
         controller = robosuite.load_controller_config(default_controller="OSC_POSE")
-        with _numpy_seed(0):  # a constructor may draw too: Lift does the size of its cube
+        with numpy_seed(0):  # a constructor may draw too: Lift does the size of its cube
             self.env = robosuite.make(
                 env_name, robots="Panda", controller_configs=controller, has_renderer=False, has_offscreen_renderer=False,
                 use_camera_obs=False, control_freq=20, ignore_done=True, hard_reset=False,
@@ -40,7 +42,7 @@ class RobosuiteAdapter:
         return self.env.sim.data._data
 
     def reset(self, init_id: int, seed: int) -> None:
-        with _numpy_seed([init_id, seed]):
+        with numpy_seed([init_id, seed]):
             self.env.reset()
         self._attach()
 

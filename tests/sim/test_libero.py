@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim import libero
-from sim.libero import EnvSpec, LiberoEnv, suite_tasks
+from sim.libero import EnvSpec, LiberoEnv
 from sim.protocol import MAX_STEPS, SETTLE_STEPS, axis_angle
 from sim.rollout import begin
+from sim.suites import libero_modules, suite_tasks
 from vla_wmrl.errors import UserError
 from vla_wmrl.types import Start
 
@@ -103,7 +103,7 @@ def test_images_are_rotated_by_180_degrees_exactly_once(env):
 def test_images_show_no_marks_that_liberos_own_do_not(env):
     """robosuite hides the ball and the line at the grip site in `reset`, which native stepping never calls."""
     env.reset(env.official_states[0])
-    _, _, control_env = libero._libero()
+    _, _, control_env = libero_modules()
     own = control_env(bddl_file_name=env.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
     own.reset()
     np.testing.assert_array_equal(env.model.site_rgba, own.env.sim.model._model.site_rgba)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from sim import robosuite_stepping
-from sim.libero import EnvSpec, LiberoEnv, _libero, _numpy_seed
+from sim.libero import EnvSpec, LiberoEnv
 from sim.protocol import SETTLE_ACTION, SETTLE_STEPS
+from sim.suites import libero_modules, numpy_seed
 
 BOUND = {"robosuite": 0.0, "exact": 0.0, "near": 1e-8}
 
@@ -21,8 +22,8 @@ ACTIONS = np.clip(np.random.default_rng(1).normal(0, 0.4, (30, 7)) - [0, 0, 0.8,
 def reference():
     """30 steps of LIBERO's own environment, pushing down into contact: joint positions and observed states after each."""
     env = LiberoEnv(EnvSpec(task_id=0, image_size=0, placements=1))
-    _, _, control_env = _libero()
-    with _numpy_seed(0):
+    _, _, control_env = libero_modules()
+    with numpy_seed(0):
         own = control_env(bddl_file_name=env.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
     own.env._get_observations(force_update=True)  # as `reset` ends: it sets the phase of the observations' timers
     own.set_init_state(env.official_states[0])
