@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from sim.compose import make_pool
-from sim.imagine import task_specs
+from sim.imagine import imagine_groups, task_specs
 from sim.launch import Run
 from sim.rewards import branch_reward
 from vla_wmrl import arguments, grpo
@@ -108,7 +108,9 @@ def main() -> None:
         run.collect_starts()
         starts = run.starts.draw(0, args.groups)
         groups = run.executor(starts, cfg.grpo.group_size, (cfg.seed, 0)).result()
-    imagined = [] if run.world is None else run.world(starts, cfg.grpo.group_size, (cfg.seed, 0))
+    imagined = [] if run.world is None else imagine_groups(
+        run.world.model, run.policy, starts, cfg.grpo.group_size, (cfg.seed, 0), cfg.groups
+    )
     learner, found = run.loop.learner, {}
     for name in ("progress", "stage", "milestone", "success"):
         reward: Reward = (lambda r: float(r.success)) if name == "success" else branch_reward(name, conjuncts)

@@ -71,7 +71,8 @@ def main() -> None:
         run = Run(cfg, pool)
         run.collect_starts()
     reward, policy = run.loop.reward, run.policy
-    groups = run.world(run.starts.draw(0, args.groups), cfg.grpo.group_size, (cfg.seed, 0))
+    starts = run.starts.draw(0, args.groups)
+    groups = imagine_groups(run.world.model, run.policy, starts, cfg.grpo.group_size, (cfg.seed, 0), cfg.groups)
     contrast = float(np.mean([len({reward(r) for r in g}) > 1 for g in groups]))
     train = [g for g in groups if g[0].start.init_id % 3]
     held = [g for g in groups if g[0].start.init_id % 3 == 0]

@@ -19,7 +19,8 @@ def policy_ref(policy: PolicyConfig, eta: float | None = None) -> PolicyRef:
     """The policy of a config; `eta` overrides its noise (0: the deterministic sampler of evaluation)."""
     require(policy.path is not None and os.path.isdir(policy.path), f"no checkpoint folder at --policy.path={policy.path}")
     return PolicyRef(policy.path, policy.eta if eta is None else eta, policy.sde, policy.n_action_steps,
-                     policy.noise_components, None if policy.noise_scale is None else tuple(policy.noise_scale))  # fmt: skip
+                     policy.noise_components, None if policy.noise_scale is None else tuple(policy.noise_scale), policy.noise_design,
+                     policy.num_steps)  # fmt: skip
 
 
 def make_pool(workers: WorkersConfig) -> Pool:

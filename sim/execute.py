@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ class GroupExecutor:
         self.pool, self.specs, self.policy, self.learner, self.conjuncts = pool, specs, policy, learner, conjuncts
         self.groups, self.max_steps = groups, max_steps
         self.weights = folder / "live_weights.safetensors"
-        self.thread = ThreadPoolExecutor(1)
         self.traces: list[Trace] = []
         self.reached: list[Start] = []
 
@@ -56,10 +55,9 @@ class GroupExecutor:
             )
             for start in starts
         ]  # fmt: skip
-        return self.thread.submit(self._run, jobs)
+        return self.pool.submit(jobs, self._keep)
 
-    def _run(self, jobs: list[RolloutJob]) -> list[tuple[Rollout, ...]]:
-        results: list[list[Recorded]] = self.pool.map(jobs)
+    def _keep(self, results: list[list[Recorded]]) -> list[tuple[Rollout, ...]]:
         for group in results:
             self.traces += [r.trace for r in group if r.trace is not None]
             for r in group[:2]:  # two members: the rest look alike

@@ -1,23 +1,29 @@
-"""The world model beside the simulator: built for the tasks of a run, fed with what was executed, asked for groups."""
+"""The world model beside the simulator: built for the tasks of a run, fed with what was executed, asked for groups.
+
+A policy on the CPU imagines in the simulators' workers, after the anchors, on as many cores as they have: on one core a
+small policy's forward pass, not the world model, is what imagination waits for. A policy on a GPU imagines where it is.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sim.libero import EnvSpec, LiberoEnv
 from sim.rewards import passes
-from sim.rollout import Trace
+from sim.rollout import PolicyRef, Trace
 from sim.state import StateSpec, state_spec
 from sim.workers import Context, Pool
-from vla_wmrl.config import TrainConfig
+from vla_wmrl.config import GroupsConfig, TrainConfig
 from vla_wmrl.policies.base import Policy
 from vla_wmrl.types import Rollout, Start
 from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.latent import StateSpaceModel
 
+SHARE = 16  # starts a job: enough branches to keep a batch full, few enough to share out evenly
 PAID = "data.json"  # beside a fitted world model: {"real_steps": control steps that its training data cost, "what": ...}
 
 
@@ -48,11 +54,75 @@ def task_specs(pool: Pool, specs: dict[int, EnvSpec]) -> dict[int, TaskSpec]:
     }  # fmt: skip
 
 
+def imagine_groups(
+    model: StateSpaceModel, policy: Policy, starts: Sequence[Start], group_size: int, seed: tuple[int, ...], groups: GroupsConfig
+) -> list[tuple[Rollout, ...]]:  # fmt: skip
+    """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
+    every, branch = [s for s in starts for _ in range(group_size)], groups.kind == "branch"
+    members = list(range(group_size)) * len(starts)
+
+    def decided(start: Start, progress: float) -> bool:
+        return passes(start, progress, len(model.tasks[start.task_id].goal))
+
+    rollouts = model.imagine(
+        policy, every, members, seed, groups.looks, explore_looks=groups.explore_looks if branch else None,
+        until=decided if branch and groups.reward == "next" else None,
+    )  # fmt: skip
+    return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A world model by the folder it was saved to. `version` grows whenever it is fitted."""
+
+    path: str
+    version: int
+
+    def paths(self) -> dict[str, int]:
+        return {self.path: self.version}
+
+    def at(self, here: Mapping[str, str]) -> ModelRef:
+        return replace(self, path=here[self.path])
+
+    def reads(self, context: Context) -> list[str]:
+        return [] if context.kept.get(("world model",), (None,))[0] == self.version else [self.path]
+
+    def load(self, context: Context) -> StateSpaceModel:
+        if self.reads(context):
+            context.kept[("world model",)] = self.version, StateSpaceModel.from_pretrained(self.path)
+        return context.kept[("world model",)][1]
+
+
+@dataclass(frozen=True)
+class ImagineJob:
+    """Groups imagined in a worker. The starts come without snapshots: nothing is simulated."""
+
+    starts: tuple[Start, ...] = field(repr=False)
+    group_size: int
+    seed: tuple[int, ...]
+    policy: PolicyRef
+    model: ModelRef
+    groups: GroupsConfig
+
+    @property
+    def affinity(self) -> tuple:
+        return ("imagine",)
+
+    def run(self, context: Context) -> list[tuple[Rollout, ...]]:
+        model, policy = self.model.load(context), self.policy.load(context)
+        return imagine_groups(model, policy, self.starts, self.group_size, self.seed, self.groups)
+
+
 class WorldModelRuntime:
     """Groups imagined by the world model: the loop's `Imagination`. Keeps the real data it was shown, for resuming."""
 
-    def __init__(self, cfg: TrainConfig, tasks: dict[int, TaskSpec], policy: Policy):
-        self.cfg, self.policy = cfg, policy
+    def __init__(
+        self, cfg: TrainConfig, tasks: dict[int, TaskSpec], policy: Policy, pool: Pool, publish: Callable[[], PolicyRef],
+        folder: Path,
+    ):  # fmt: skip
+        """`publish` names the policy's present weights; `folder` is the run's, where workers find the world model's."""
+        self.cfg, self.policy, self.pool, self.publish, self.folder = cfg, policy, pool, publish, folder / "live_world_model"
+        self.version = 0  # of what lies in the folder; 0: nothing yet
         section = cfg.world_model
         self.model = (
             StateSpaceModel.from_pretrained(section.path, tasks, cfg.seed) if section.path else StateSpaceModel(tasks, cfg.seed)
@@ -62,23 +132,31 @@ class WorldModelRuntime:
         paid = Path(section.path, PAID) if section.path else None
         self.real_steps = json.loads(paid.read_text())["real_steps"] if paid and paid.exists() else 0
 
-    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]:
-        """One tuple of `group_size` imagined rollouts per start; noise keys as in real execution."""
-        every, branch = [s for s in starts for _ in range(group_size)], self.cfg.groups.kind == "branch"
-        members = list(range(group_size)) * len(starts)
-        rollouts = self.model.imagine(
-            self.policy,
-            every,
-            members,
-            seed,
-            self.cfg.groups.looks,
-            explore_looks=self.cfg.groups.explore_looks if branch else None,
-            until=self._decided if branch and self.cfg.groups.reward == "next" else None,
-        )
-        return [tuple(rollouts[i : i + group_size]) for i in range(0, len(rollouts), group_size)]
+    def __call__(
+        self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]
+    ) -> list[tuple[Rollout, ...]] | Future[list[tuple[Rollout, ...]]]:
+        """As `imagine_groups`; of a policy on the CPU a future, since the workers run the anchors first."""
+        if self.policy.device.type != "cpu":
+            return imagine_groups(self.model, self.policy, starts, group_size, seed, self.cfg.groups)
+        if self.version == 0:
+            self.model.save(self.folder)
+            self.version = 1
+        policy, model, bare = self.publish(), ModelRef(str(self.folder), self.version), [replace(s, snapshot=None) for s in starts]
+        jobs = [ImagineJob(tuple(bare[i : i + SHARE]), group_size, seed, policy, model, self.cfg.groups)
+                for i in range(0, len(bare), SHARE)]  # fmt: skip
 
-    def _decided(self, start: Start, progress: float) -> bool:
-        return passes(start, progress, len(self.model.tasks[start.task_id].goal))
+        def back(results: list[list[tuple[Rollout, ...]]]) -> list[tuple[Rollout, ...]]:
+            groups = [group for result in results for group in result]
+            return [tuple(replace(r, start=s) for r in group) for s, group in zip(starts, groups, strict=True)]
+
+        return self.pool.submit(jobs, back)
+
+    def _fitted(self, losses: dict[str, float]) -> dict[str, float]:
+        """`losses`, after the workers' copy is out of date."""
+        if self.version:
+            self.model.save(self.folder)
+            self.version += 1
+        return losses
 
     def observe(self, traces: Sequence[Trace], rollouts: Sequence[Rollout]) -> None:
         """Real trajectories to learn from, and real looks (states with the features that were seen there)."""
@@ -98,11 +176,11 @@ class WorldModelRuntime:
         losses = self.model.fit(section.fit_steps) if section.path is None else {}
         if section.decoder_steps:
             self.model.fit_decoder(self.policy, section.decoder_steps)
-        return losses
+        return self._fitted(losses)
 
     def refit(self) -> dict[str, float]:
         """A short fit on the grown data."""
-        return self.model.fit(self.cfg.world_model.refit_steps)
+        return self._fitted(self.model.fit(self.cfg.world_model.refit_steps))
 
     def state_dict(self) -> dict:
         return {"model": self.model.state_dict(), "traces": self.traces, "looks": self.looks}
@@ -110,3 +188,4 @@ class WorldModelRuntime:
     def load_state_dict(self, state: dict) -> None:
         self._observe(state["traces"], state["looks"])
         self.model.load_state_dict(state["model"])
+        self._fitted({})

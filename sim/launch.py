@@ -56,7 +56,7 @@ class Run:
             else EpisodeStarts(cfg.env.task_ids, cfg.env.train_inits, cfg.env.train_split, cfg.seed)
         )
         imagined = cfg.world_model.kind != "none"
-        self.world = WorldModelRuntime(cfg, tasks, self.policy) if imagined else None
+        self.world = WorldModelRuntime(cfg, tasks, self.policy, pool, self.executor.publish, self.folder) if imagined else None
         self.loop = Loop(
             cfg=cfg, learner=learner, starts=self.starts, execute=self.executor, imagine=self.world,
             reward=branch_reward(cfg.groups.reward, self.conjuncts) if branch else episode_reward, debias=make_debias(cfg),

@@ -63,15 +63,13 @@ class Simulators:
     def run(self, index: int, job: bytes, parcels: dict[str, Parcel]) -> bytes:
         """The pickled answer: as bytes, since arrays out of Ray's store cannot be written to and hold their place there."""
         wanted = pickle.loads(job)
+        here = {path: str(self.folder / parcel.name) for path, parcel in parcels.items()}
         if parcels:
-            here = {path: self.folder / parcel.name for path, parcel in parcels.items()}
-            policy = wanted.policy
-            weights = None if policy.weights is None else str(here[policy.weights])
-            wanted = replace(wanted, policy=replace(policy, path=str(here[policy.path]), weights=weights))
-            reads = wanted.policy.reads(self.context)
-            for path, parcel in parcels.items():
-                if str(here[path]) in reads:
-                    parcel.unpack(here[path])
+            wanted = replace(wanted, **{name: ref.at(here) for name, ref in _references(wanted).items()})
+        reads = {path for ref in _references(wanted).values() for path in ref.reads(self.context)}
+        for path, parcel in parcels.items():
+            if here[path] in reads:
+                parcel.unpack(Path(here[path]))
         try:
             return pickle.dumps(answer(index, wanted, self.context))
         finally:
@@ -177,9 +175,11 @@ class RayPool(Pool):
             RayPool._ours = False
 
 
+def _references(job: Job) -> dict[str, Any]:
+    """The fields of `job` that stand for files of the driver: policies (sim.rollout) and world models (sim.imagine)."""
+    return {name: value for name, value in vars(job).items() if hasattr(value, "paths")}
+
+
 def _paths(job: Job) -> dict[str, int]:
-    """What `job` reads from the driver's disk, with the version of each: its policy's checkpoint and newest weights."""
-    policy = getattr(job, "policy", None)
-    if policy is None:
-        return {}
-    return {policy.path: 0} | ({} if policy.weights is None else {policy.weights: policy.version})
+    """What `job` reads from the driver's disk, with the version of each."""
+    return {path: version for ref in _references(job).values() for path, version in ref.paths().items()}

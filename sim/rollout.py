@@ -7,7 +7,7 @@ same batch shape, so a rollout does not depend on which others run beside it, on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ class PolicyRef:
     n_action_steps: int | None = None
     components: int = 1
     scale: tuple[float, ...] | None = None
+    design: str = "orthogonal"
+    num_steps: int | None = None
     weights: str | None = None  # safetensors of the parameters that train
     version: int = 0
 
@@ -44,12 +46,21 @@ class PolicyRef:
         from vla_wmrl.policies.flow import FlowPolicy
 
         return FlowPolicy.from_pretrained(
-            self.path, self.eta, self.sde, self.n_action_steps, components=self.components, scale=self.scale
+            self.path, self.eta, self.sde, self.n_action_steps, components=self.components, scale=self.scale,
+            design=self.design, num_steps=self.num_steps,
         )
 
     @property
     def base(self) -> PolicyRef:
         return replace(self, weights=None, version=0)
+
+    def paths(self) -> dict[str, int]:
+        """What `load` may read from the disk of whoever made this, with the version of each."""
+        return {self.path: 0} | ({} if self.weights is None else {self.weights: self.version})
+
+    def at(self, here: Mapping[str, str]) -> PolicyRef:
+        """The same with `paths` somewhere else."""
+        return replace(self, path=here[self.path], weights=None if self.weights is None else here[self.weights])
 
     def reads(self, context: Context) -> list[str]:
         """The paths that `load(context)` will read: what the worker does not have yet."""

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -109,6 +110,8 @@ class _Worker:
 class Pool:
     """`n` worker processes. Use as a context manager, or close()."""
 
+    _queue: ThreadPoolExecutor | None = None  # made by the first `submit`
+
     def __init__(self, n: int, timeout_s: float = 300.0, rebuilds: int = 3):
         self.n, self.timeout_s, self.rebuilds_left = n, timeout_s, rebuilds
         self._spawn = multiprocessing.get_context("spawn")
@@ -194,7 +197,16 @@ class Pool:
         results = dict(self.run(jobs))
         return [results[i] for i in range(len(jobs))]
 
+    def submit(self, jobs: Sequence[Job], then: Callable[[list[Any]], Any] = lambda results: results) -> Future:
+        """`then` of `map` in the background. What was submitted earlier runs first, so that jobs never share the workers."""
+        if self._queue is None:
+            self._queue = ThreadPoolExecutor(1)
+        return self._queue.submit(lambda: then(self.map(jobs)))
+
     def close(self) -> None:
+        if self._queue is not None:
+            self._queue.shutdown(wait=False, cancel_futures=True)
+            self._queue = None
         for worker in self._workers.values():
             self._end(worker)
         self._workers.clear()

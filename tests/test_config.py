@@ -54,6 +54,14 @@ def test_unknown_key_in_a_file_names_the_file(tmp_path):
         load(f"--config_path={tmp_path / 'c.yaml'}")
 
 
+def test_naming_one_key_of_a_section_keeps_the_other_defaults_that_the_command_gives_it(tmp_path):
+    """`eval --env.task_ids=1` evaluated training states with fast stepping: the section's own defaults came back."""
+    for argv in (["--policy.path=p", "--env.task_ids=1"], ["--policy.path=p", f"--config_path={tmp_path / 'c.yaml'}"]):
+        (tmp_path / "c.yaml").write_text("env:\n  task_ids: [1]\n")
+        env = arguments.load(EvalConfig, argv).env
+        assert (env.task_ids, env.split, env.stepping, env.lod_mm, env.multisample) == ([1], "official", "exact", 0.0, 4)
+
+
 def test_the_command_line_beats_the_file_and_the_file_the_defaults(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 3\ngrpo: {lr: 1e-4, n_groups: 5}\nenv: {task_ids: [1, 2]}\n")
     cfg = load(f"--config_path={tmp_path / 'c.yaml'}", "--grpo.n_groups", "6")

@@ -42,3 +42,17 @@ def test_a_run_resumed_after_two_updates_equals_one_of_four(arguments, tmp_path)
     assert ledger["steps/real_evaluation"] == 2 * 2 * 24
     page = (whole / "report.html").read_text()
     assert "<video" in page and "http" not in page.split("<body")[1][:200]
+
+
+def test_a_run_with_a_world_model_is_the_same_for_one_and_two_workers_and_when_resumed(arguments, tmp_path):
+    """Anchors and imagined groups share the workers: which worker imagines, and with what it has built, may change nothing."""
+    wmrl = [*arguments, "--arm=wmrl", "--grpo.n_groups=20", "--anchors.fraction=0.1", "--debias.min_pairs=2", "--steps=2",
+            "--world_model.fit_steps=4", "--world_model.decoder_steps=4", "--world_model.refit_every=1",
+            "--world_model.refit_steps=2", "--groups.start_episodes=6", "--eval.before=false", "--eval.after=false"]  # fmt: skip
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main([*wmrl, f"--output_dir={one}"]) == 0
+    assert main([*wmrl, f"--output_dir={two}", "--workers.n=2", "--steps=1"]) == 0
+    assert main([*wmrl, f"--output_dir={two}", "--workers.n=2", "--resume=true"]) == 0
+    assert len(metrics(one)) == 2 and metrics(one) == metrics(two)
+    assert any(row["loss/skipped"] == 0.0 for row in metrics(one)), "no update was made"
+    assert all(row["steps/imagined_rollouts"] > 0 for row in metrics(one))

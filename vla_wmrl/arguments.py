@@ -143,8 +143,14 @@ def load(cls: type, argv: Sequence[str], base: dict[str, object] | None = None, 
 
 
 def decode(cls: type, flat: dict[str, object]):
+    """An object of `cls` with the values of `flat` {dotted key: value} over its own defaults.
+
+    Its own: a command may give a section other defaults than the section's class has (`eval` runs official states with exact
+    stepping), and naming one key of a section may not reset the others.
+    """
+    own = {k: v for k, v in flatten(encode(cls()), leaves=list(fields(cls))).items() if k in fields(cls)}
     try:
-        return draccus.decode(cls, nest(flat))
+        return draccus.decode(cls, nest(own | flat))
     except DecodingError as error:
         raise UserError(_one_line(str(error))) from error
 

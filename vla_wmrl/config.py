@@ -85,9 +85,11 @@ def check_inits(name: str, ids: list[int] | None, limit: int) -> None:
 class PolicyConfig:
     path: str | None = None  # folder of a lerobot checkpoint (pretrained_model)
     n_action_steps: int | None = None  # control steps of a chunk that run before the next look; null: the checkpoint's
+    num_steps: int | None = None  # denoising steps of a chunk; null: the checkpoint's
     eta: float = 0.3  # noise scale while training; 0: the deterministic sampler
     sde: Literal["smooth", "hybrid", "all"] = "smooth"  # smooth noise on the result, or Flow-SDE (one random step, or all)
     noise_components: int = 1  # smooth: cosines over the executed steps of a chunk; 1: a constant offset
+    noise_design: Literal["orthogonal", "independent"] = "orthogonal"  # smooth: opposite pairs at right angles in a group
     noise_scale: list[float] | None = None  # smooth: factor an action dimension, 0: not explored; null: all 1
     train: Literal["all_but_vision"] = "all_but_vision"  # parameters that RL moves: what the checkpoint trains, less vision
 
@@ -97,6 +99,7 @@ class PolicyConfig:
         require(self.noise_components >= 1, f"policy.noise_components={self.noise_components} must be at least 1")
         positive = self.noise_scale is None or (min(self.noise_scale, default=0) >= 0 and max(self.noise_scale, default=0) > 0)
         require(positive, "policy.noise_scale needs numbers of 0 or more, one of them positive")
+        require(self.num_steps is None or self.num_steps >= 1, "policy.num_steps must be at least 1, or null")
         require(self.n_action_steps is None or self.n_action_steps > 0, "policy.n_action_steps must be at least 1")
 
 

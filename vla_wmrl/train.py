@@ -33,7 +33,11 @@ class Executor(Protocol):
 class Imagination(Protocol):
     """The same in a world model, with the same policy and the same noise keys."""
 
-    def __call__(self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]) -> list[tuple[Rollout, ...]]: ...
+    def __call__(
+        self, starts: Sequence[Start], group_size: int, seed: tuple[int, ...]
+    ) -> list[tuple[Rollout, ...]] | Future[list[tuple[Rollout, ...]]]:
+        """At once and while the anchors run, or a future where the anchors' own workers imagine after them."""
+        ...
 
 
 class Credit(Protocol):
@@ -90,6 +94,8 @@ class Loop:
             imagined = [()] * n if self.imagine is None else self.imagine(starts, size, seed)
         with ledger.phase("execute"):
             real = executing.result()
+        with ledger.phase("imagine"):
+            imagined = imagined.result() if isinstance(imagined, Future) else imagined
         groups = self._groups(step, starts, anchor, real, imagined)
         ledger.add_real("anchors", sum(r.steps for group in real for r in group))
         ledger.add_imagined("rollouts", sum(r.steps for group in imagined for r in group))

@@ -6,7 +6,8 @@ import torch
 
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies.base import NO_SDE_STEP
-from vla_wmrl.policies.exploration import SmoothNoise, smooth_basis
+from vla_wmrl.policies.exploration import SmoothNoise, designed_noise, smooth_basis
+from vla_wmrl.policies.noise import SDE, noise
 
 SCALE = (1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 3.0)
 
@@ -30,6 +31,39 @@ def test_coordinates_invert_spread_and_leave_unexplored_dimensions_alone():
     assert torch.allclose(noise.coordinates(spread), w, atol=1e-5)
     assert spread[..., [3, 4, 5, 7, 8]].abs().max() == 0
     assert torch.allclose(noise.spread(torch.ones(1, *noise.shape))[0, :8, 6].square().mean(), torch.tensor(2 * 9.0))
+
+
+def test_a_group_explores_in_opposite_pairs_at_right_angles_and_other_groups_differ():
+    group = np.stack([designed_noise((3, 1, member), (1, 4)).ravel() for member in range(16)])
+    assert np.array_equal(group[::2], -group[1::2])
+    for block in (group[:8:2], group[8::2]):
+        gram = block @ block.T
+        assert np.allclose(gram - np.diag(np.diag(gram)), 0, atol=1e-5)
+    assert not np.allclose(group[:8], group[8:])
+    assert not np.allclose(group[0], designed_noise((3, 2, 0), (1, 4)).ravel())
+
+
+def test_every_member_of_a_designed_group_is_standard_normal_on_its_own():
+    for member in (0, 5):
+        draws = np.stack([designed_noise((i, member), (2, 2)).ravel() for i in range(4000)]).astype(np.float64)
+        assert np.allclose(draws.mean(0), 0, atol=0.06)
+        assert np.allclose(np.cov(draws.T), np.eye(4), atol=0.08)
+        assert abs((draws**4).mean() - 3) < 0.2  # lengths vary as a normal vector's do
+
+
+def test_a_designed_group_tells_directions_apart_where_independent_draws_mix_them_up():
+    """Mean loss of cosine between a linear reward's slope and the advantage-weighted noise of a group of 10 in 5 dims."""
+    rng, off = np.random.default_rng(0), {}
+    for name, draw in {"designed": designed_noise, "independent": lambda key, shape: noise(key, shape, SDE)}.items():
+        lost = []
+        for group in range(100):
+            w = np.stack([draw((group, member), (1, 5)).ravel() for member in range(10)])
+            slope = rng.standard_normal(5)
+            reward = w @ slope
+            found = (reward - reward.mean()) @ w
+            lost.append(1 - found @ slope / np.linalg.norm(found) / np.linalg.norm(slope))
+        off[name] = np.mean(lost)
+    assert off["designed"] < 0.6 * off["independent"]
 
 
 def test_smooth_noise_moves_the_deterministic_chunk_of_the_same_key_only_by_its_components(make_flow, observation, keys):

@@ -54,6 +54,15 @@ def test_results_come_in_the_order_of_the_jobs_for_any_number_of_workers():
             assert [value for value, _ in pool.map([Echo(i) for i in range(7)])] == list(range(7))
 
 
+def test_submitted_jobs_run_after_what_was_submitted_before_and_errors_arrive_with_the_result():
+    with Pool(2) as pool:
+        first = pool.submit([Echo(i) for i in range(5)], lambda results: [value for value, _ in results])
+        second, third = pool.submit([Echo(9)]), pool.submit([Fails(ValueError)])
+        assert first.result() == list(range(5)) and second.result()[0][0] == 9
+        with pytest.raises(WorkerError, match="the job's own words"):
+            third.result()
+
+
 def test_an_error_in_a_worker_shows_its_id_and_its_own_traceback():
     with Pool(1) as pool, pytest.raises(WorkerError, match="worker 0 failed") as error:
         pool.map([Fails(ValueError)])

@@ -1,9 +1,11 @@
 """Fitting: seeded, goes on from where it was, learns what moves, and copes with what is missing."""
 
 import numpy as np
+import pytest
 import torch
 from toy_world import SMALL, make_trace
 
+from vla_wmrl.errors import UserError
 from vla_wmrl.world_model.latent import FitConfig, StateSpaceModel
 
 
@@ -42,6 +44,16 @@ def test_a_refit_learns_from_branches_that_ended_early(make_model, tasks):
     before = {name: value.clone() for name, value in model.net.state_dict().items()}
     assert np.isfinite(list(model.fit(3).values())).all()
     assert any(not torch.equal(value, before[name]) for name, value in model.net.state_dict().items())
+
+
+def test_a_first_fit_on_short_trajectories_uses_the_windows_they_have_and_none_at_all_is_a_clear_error(tasks):
+    """A run of few control steps ended in a TypeError when the windows grew beyond its episodes."""
+    model = StateSpaceModel(tasks, width=16, config=SMALL)
+    with pytest.raises(UserError, match="no trajectory of"):
+        model.fit(2)
+    assert SMALL.stages[-1][1] > 4
+    model.observe([make_trace(tasks[0], i, steps=4) for i in range(3)], "policy")
+    assert np.isfinite(list(model.fit(6).values())).all()
 
 
 def test_near_misses_get_their_share_of_a_batch(make_model):

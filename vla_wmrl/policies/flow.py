@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -39,11 +40,12 @@ from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io
 from vla_wmrl.policies.base import ALL_SDE_STEPS, NO_SDE_STEP, ChunkSample
 from vla_wmrl.policies.chunks import ChunkPolicy
-from vla_wmrl.policies.exploration import SmoothNoise
+from vla_wmrl.policies.exploration import SmoothNoise, designed_noise
 from vla_wmrl.policies.noise import INITIAL, SDE, choice, noise
 from vla_wmrl.policies.traced import Traced
 
 SdeKind = Literal["smooth", "hybrid", "all"]
+Design = Literal["orthogonal", "independent"]
 Prefix = tuple[Tensor, DynamicCache]
 FROZEN = ("vlm.model.vision_model.", "vlm.model.connector.")
 
@@ -76,8 +78,11 @@ class FlowPolicy(ChunkPolicy):
         n_action_steps: int | None = None,
         components: int = 1,
         scale: Sequence[float] | None = None,
+        design: Design = "orthogonal",
+        num_steps: int | None = None,
     ):
-        """`components`, `scale` (one factor an action dimension; None: all 1): of the noise of `smooth`."""
+        """`components`, `scale` (one factor an action dimension; None: all 1), `design` (of a group's members): of the noise
+        of `smooth`. `num_steps`: denoising steps; None: the checkpoint's."""
         if sde not in get_args(SdeKind):
             raise UserError(f"policy.sde is {sde!r}; use one of {', '.join(get_args(SdeKind))}")
         if eta < 0:
@@ -91,11 +96,14 @@ class FlowPolicy(ChunkPolicy):
         self.n_action_steps = n_action_steps or config.n_action_steps
         if self.n_action_steps > config.chunk_size:
             raise UserError(f"n_action_steps {self.n_action_steps} exceeds the policy's chunk of {config.chunk_size}")
+        if num_steps is not None:
+            config.num_steps = num_steps
         self.horizon, self.denoising_steps = config.chunk_size, config.num_steps
         self.action_dim, self.padded_dim = config.action_feature.shape[0], config.max_action_dim
         scale = (1.0,) * self.action_dim if scale is None else scale
         if len(scale) != self.action_dim:
             raise UserError(f"policy.noise_scale has {len(scale)} numbers; the policy has {self.action_dim} action dimensions")
+        self.design = design
         self.smooth = SmoothNoise(components, self.n_action_steps, self.horizon, scale, self.padded_dim)
         self.noise_scale = torch.tensor([s if s > 0 else 1.0 for s in scale], dtype=torch.float32)
         self.cameras = tuple(config.image_features)
@@ -120,9 +128,12 @@ class FlowPolicy(ChunkPolicy):
         components: int = 1,
         scale: Sequence[float] | None = None,
         device: str = "cpu",
+        design: Design = "orthogonal",
+        num_steps: int | None = None,
     ) -> FlowPolicy:
         """From an ordinary lerobot checkpoint folder with its processors; no hub. Raises UserError on another kind."""
-        return cls(*checkpoint_io.load(path, device), eta, sde, n_action_steps, components, scale)
+        loaded = checkpoint_io.load(path, device)
+        return cls(*loaded, eta, sde, n_action_steps, components, scale, design, num_steps)
 
     def save(self, path: str | Path) -> None:
         """Writes an ordinary lerobot checkpoint with processors (and the `vlm/` folder, if it is local)."""
@@ -250,7 +261,9 @@ class FlowPolicy(ChunkPolicy):
     def _noises(self, keys: Sequence[Sequence[int]]) -> Tensor:
         """[B, 1 or N, H, A]: the standard noise of the stochastic steps."""
         if self.sde == "smooth":
-            drawn = np.stack([noise(key, (1, *self.smooth.shape), SDE) for key in keys])
+            shape = (1, *self.smooth.shape)
+            draw = designed_noise if self.design == "orthogonal" else partial(noise, stream=SDE)
+            drawn = np.stack([draw(key, shape) for key in keys])
             return self.smooth.spread(torch.from_numpy(drawn))
         steps = self.denoising_steps if self.sde == "all" else 1
         return torch.from_numpy(np.stack([noise(key, (steps, self.horizon, self.padded_dim), SDE) for key in keys]))

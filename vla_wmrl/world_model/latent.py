@@ -95,9 +95,12 @@ class StateSpaceModel:
         peak = self.config.learning_rate * (1.0 if first else 0.5)
         recent: list[dict[str, float]] = []
         known = [s for s in self.config.stages if self.corpus.has(s[1])]
+        if updates and not known:
+            shortest = min(s[1] for s in self.config.stages)
+            raise UserError(f"the world model has no trajectory of {shortest} control steps or more to fit: run longer ones")
         for i in range(updates):
             done = i / updates
-            stage = next(s for s in self.config.stages if done < s[0]) if first else known[i % len(known)]
+            stage = next((s for s in known if done < s[0]), known[-1]) if first else known[i % len(known)]
             rate = peak * min(1.0, (i + 1) / 50) * (1.0 if done < 0.6 else max(0.03, (1 - done) / 0.4))
             for group in optimiser.param_groups:
                 group["lr"] = rate
