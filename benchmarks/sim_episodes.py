@@ -35,8 +35,8 @@ OTHERS = [("libero_spatial", 1), ("libero_spatial", 0), ("libero_object", 0), ("
           ("libero_goal", 7), ("libero_goal", 8), ("libero_90", 46), ("libero_90", 72)]  # fmt: skip
 PARTS = {  # tasks, split, episodes a task, of which robosuite (slow) runs too
     "suites": (OTHERS, "official", 20, 20),
-    "expert": (LONG, "train", 20, 5),
-    "policy": (SHIPPED, "official", 20, 10),
+    "expert": (LONG, "train", 10, 4),
+    "policy": (SHIPPED, "official", 16, 8),
 }
 WIDTH = 8  # the policy's episodes side by side
 
