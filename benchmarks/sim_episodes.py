@@ -19,6 +19,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binomtest
 
 from sim.expert import Expert
 from sim.libero import EnvSpec, LiberoEnv
@@ -117,6 +118,7 @@ def same(rows: dict[str, dict], keys: list[tuple]) -> dict:
 
 
 def paired(rows: dict[str, dict], keys: list[tuple], mode: str) -> dict:
+    """Where nothing is discordant, the bootstrap interval is a point: `discordant_at_most` (Clopper-Pearson, 95 %) is not."""
     exact, other = (np.array([rows[m][k]["success"] for k in keys]) for m in ("exact", mode))
     tasks = np.unique([f"{part} {suite} {task_id}" for part, suite, task_id, _ in keys], return_inverse=True)[1]
     difference = paired_difference(exact, other, tasks, resample="episodes")
@@ -125,6 +127,7 @@ def paired(rows: dict[str, dict], keys: list[tuple], mode: str) -> dict:
         "reference_successes": int(exact.sum()), "only_this": int((other & ~exact).sum()),
         "only_reference": int((exact & ~other).sum()), "difference": difference.value, "low": difference.low,
         "high": difference.high, "mcnemar_p": mcnemar(exact, other),
+        "discordant_at_most": float(binomtest(int((exact ^ other).sum()), len(keys)).proportion_ci(method="exact").high),
         "same_steps": sum(rows["exact"][k]["steps"] == rows[mode][k]["steps"] for k in keys),
     }  # fmt: skip
 
