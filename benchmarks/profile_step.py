@@ -5,12 +5,13 @@
 Every line is measured over the same walk, in blocks that take turns: CPU ms a control step (25 substeps), median over blocks.
 MuJoCo's stages are timed one by one, in a replay that must end in `mj_step`'s own bits, and scaled to add up to it, since
 calling them from Python costs something too. "Python around the call" is a step whose native call does nothing.
-Writes profile.json.
+Writes profile.json, a table a task.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
@@ -129,7 +130,9 @@ def main() -> None:
         extra = rows[f"{mode}: native call"] - whole
         table.append({"what": f"{mode}: controller, further solves", "ms": extra, "of_bound": extra / whole})
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    write_json(args.output_dir / "profile.json", {"suite": args.suite, "task_id": args.task_id, "rows": table})
+    path, mine = args.output_dir / "profile.json", {"suite": args.suite, "task_id": args.task_id}
+    others = [found for found in (json.loads(path.read_text()) if path.exists() else []) if not mine.items() <= found.items()]
+    write_json(path, [*others, mine | {"freedoms": int(envs["fast"].model.nv), "rows": table}])
     for row in table:
         print("{what:42} {ms:7.3f} ms  {of_bound:6.1%} of the bound".format(**row))
 
