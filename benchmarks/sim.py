@@ -346,13 +346,15 @@ def memory_rows(folder: Path) -> list[dict]:
 
 
 def scaling_rows(folder: Path) -> list[dict]:
-    """Of benchmarks/sim_scaling.py: steps a second against one process of the same mode."""
-    path = folder / "scaling.json"
-    found = json.loads(path.read_text()) if path.exists() else []
+    """Of benchmarks/sim_scaling.py: steps a second against one process of the same mode; of two runs, the less disturbed."""
+    rows = [row for path in sorted(folder.glob("scaling*.json")) for row in json.loads(path.read_text())]
+    best = {(r["mode"], r["workers"], r["kind"]): r for r in sorted(rows, key=lambda r: -r["others"])}
+    found = [best[key] for key in sorted(best)]
     one = {row["mode"]: row["steps_per_s_median"] for row in found if (row["kind"], row["workers"]) == ("processes", 1)}
     return [
         {"metric": f"control steps a second without cameras, {row['workers']} {row['kind']}", "mode": row["mode"],
-         "ours": row["steps_per_s_median"], "reference": one[row["mode"]], "reference_name": "one process",
+         "ours": row["steps_per_s_median"], "reference": one[row["mode"]],
+         "reference_name": f"one process; others used {row['others']:.0%} of the cores",
          **{f"ratio_{name}": row[f"steps_per_s_{name}"] / one[row["mode"]] for name in ("median", "min", "max")},
          "n": row["repeats"]}
         for row in found
