@@ -372,7 +372,7 @@ def write(folder: Path) -> None:
     write_json(folder / "equivalence.json", equal + (json.loads(episodes.read_text()) if episodes.exists() else []))
     for row in rows:
         print("{metric}; {mode}; against {reference_name}: {ratio_median:.2f} times [{ratio_min:.2f}, {ratio_max:.2f}], "
-              "{n} tasks; ours {ours:.4g}, reference {reference:.4g}".format(**row))  # fmt: skip
+              "n = {n}; ours {ours:.4g}, reference {reference:.4g}".format(**row))  # fmt: skip
 
 
 def main() -> None:
