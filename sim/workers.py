@@ -137,7 +137,9 @@ class Pool:
             try:
                 said = pipe.recv()
             except (EOFError, ConnectionError):
-                said = f"died (exit code {self._workers[name].process.exitcode}; out of memory?)"
+                process = self._workers[name].process
+                process.join(timeout=5.0)  # its pipe closes a moment before it has an exit code
+                said = f"died (exit code {process.exitcode}; out of memory?)"
             yield name, said
 
     def _end(self, worker: _Worker) -> None:
