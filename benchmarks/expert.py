@@ -67,7 +67,7 @@ def summarise(rows: list[dict]) -> list[dict]:
 
 def table(summary: list[dict]) -> str:
     """Markdown, with 95 % Wilson intervals."""
-    from sim.libero import suite_tasks
+    from sim.suites import suite_tasks
     from vla_wmrl.stats import wilson
 
     lines = ["| task | instruction | successes | rate, % (95 % Wilson) | mean steps |", "|---|---|---|---|---|"]

@@ -3,6 +3,8 @@
     python benchmarks/sim.py --output_dir results/sim              # all tasks; --limit=1 does the next one only
     python benchmarks/sim.py --output_dir results/sim --memory     # then memory of a worker, each in its own process
 
+Scaling over workers is benchmarks/sim_scaling.py, whole episodes benchmarks/sim_episodes.py; the tables here take their rows.
+
 Per task: construction (ours twice: empty cache, filled cache), resets, control steps without cameras (blocks of the
 contenders take turns), steps with a look every 10, and the bits: `exact` against robosuite's own `env.step` on LIBERO's own
 model over 200 steps that press things down. Seconds are CPU seconds of the process, since others use the machine: read the
@@ -18,18 +20,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sim.libero import EnvSpec, LiberoEnv, _libero, _numpy_seed, _quiet
-from sim.protocol import SETTLE_ACTION, SETTLE_STEPS
+# Scripts of this folder search it first, where this file hides the package of its name: to them it is that package.
+__path__ = [str(Path(__file__).resolve().parents[1] / "sim")]
+
+from sim.libero import EnvSpec, LiberoEnv
+from sim.protocol import SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.suites import libero_modules, numpy_seed, quiet
 from vla_wmrl.tracking import read_jsonl, write_json
 
 TASKS = [("libero_10", 0), ("libero_spatial", 1), ("libero_object", 0), ("libero_goal", 0), ("libero_90", 20),
-         ("libero_10", 2), ("libero_10", 9), ("libero_10", 3)]  # fmt: skip
+         ("libero_10", 9), ("libero_spatial", 4), ("libero_object", 5), ("libero_goal", 7), ("libero_90", 46),
+         ("libero_10", 3)]  # fmt: skip
 MODES = ("exact", "near", "fast")
-EQUAL_STEPS, BLOCK, REPEATS, LOOK_EVERY, LEROBOT_STEPS = 200, 20, 5, 10, 10
+EQUAL_STEPS, IMAGE_SIZE, IMAGE_EVERY = 200, 128, 5
+OBSERVED = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+IMAGES = {"agentview_image": "observation.images.image", "robot0_eye_in_hand_image": "observation.images.image2"}
+BLOCK, REPEATS, LOOK_EVERY, LEROBOT_STEPS = 20, 5, 10, 10
 
 
 def seconds(call):
@@ -47,18 +58,34 @@ def pressing_actions(n: int, seed: int = 1) -> np.ndarray:
     return actions
 
 
-def reference_env(bddl: str):
-    """LIBERO's ControlEnv without cameras, on the model with everything in it."""
-    _, _, control_env = _libero()
-    with _quiet(), _numpy_seed(0):
-        return control_env(bddl_file_name=bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
+def reference_env(bddl: str, image_size: int = 0):
+    """LIBERO's ControlEnv on the model with everything in it, with robosuite's cameras where `image_size` is not 0."""
+    _, _, control_env = libero_modules()
+    looks = image_size > 0
+    with quiet(), numpy_seed(0):
+        control = control_env(bddl_file_name=bddl, use_camera_obs=looks, has_renderer=False, has_offscreen_renderer=looks,
+                              camera_heights=image_size, camera_widths=image_size)  # fmt: skip
+    control.env.visualize(vis_settings=dict.fromkeys(control.env._visualizations, False))  # as `reset` does
+    return control
+
+
+def same_reset(control, ours: LiberoEnv) -> None:
+    """Gives `control` the warm start of ours.
+
+    robosuite runs one forward more when it makes a renderer, which moves the solver's warm start by 1e-10; in a heap of
+    objects the last bits then differ from robosuite's own environment without cameras, and contacts blow that up.
+    """
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(control.env.sim.model._model, control.env.sim.data._data, ours._fixtures((0,)).physics, kind)
 
 
 def start_reference(control, ours: LiberoEnv, state: np.ndarray) -> None:
     """LIBERO's own start of an episode, with the fixtures where `ours` has them."""
     sim = control.env.sim
     sim.model.body_pos[:], sim.model.body_quat[:] = ours.model.body_pos, ours.model.body_quat
-    with _quiet():
+    with quiet():
         control.env._get_observations(force_update=True)
         control.set_init_state(state)
         for _ in range(SETTLE_STEPS):
@@ -72,41 +99,47 @@ def robot_contacts(model, data) -> int:
     return sum(a != b for a, b in robot)
 
 
-def equivalence(control, ours: LiberoEnv, state: np.ndarray) -> dict:
-    """Largest differences over 200 steps from the same start; the reference is stepped by robosuite."""
+def equivalence(bddl: str, ours: LiberoEnv, state: np.ndarray) -> dict:
+    """Largest differences over 200 steps from the same start; the reference is stepped and drawn by robosuite.
+
+    State and reward at every step, the observed robot state too; both cameras (4 samples a pixel) at every IMAGE_EVERY-th.
+    """
     ours.reset(state)
+    control = reference_env(bddl, IMAGE_SIZE)  # all of it before ours: its renderer does not bear another one's turns
+    same_reset(control, ours)
     start_reference(control, ours, state)
-    data = control.env.sim.data._data
-    worst = dict.fromkeys(("qpos", "qvel", "state", "reward"), 0.0)
-    touching, success = 0, 0
+    data, theirs = control.env.sim.data._data, []
     for action in pressing_actions(EQUAL_STEPS):
         _, reward, _, _ = control.step(action)
+        seen = {name: np.array(control.env._observables[name].obs) for name in (*OBSERVED, *IMAGES)}
+        theirs.append({"qpos": data.qpos.copy(), "qvel": data.qvel.copy(), "reward": float(reward), **seen})
+    control.close()
+    worst = dict.fromkeys(("qpos", "qvel", "state", "reward", "pixel"), 0.0)
+    touching, success = 0, 0
+    for i, (action, expected) in enumerate(zip(pressing_actions(EQUAL_STEPS), theirs, strict=True)):
+        drawn = i % IMAGE_EVERY == IMAGE_EVERY - 1
+        ours.spec = replace(ours.spec, image_size=IMAGE_SIZE if drawn else 0)
         done = ours.step(action, sample=True)
-        seen = {name: np.array(o.obs) for name, o in control.env._observables.items() if name.startswith("robot0_")}
-        look = ours.look()["observation.state"]
-        worst["qpos"] = max(worst["qpos"], float(np.abs(ours.data.qpos - data.qpos).max()))
-        worst["qvel"] = max(worst["qvel"], float(np.abs(ours.data.qvel - data.qvel).max()))
-        expected = np.concatenate([seen["robot0_eef_pos"], seen["robot0_gripper_qpos"]]).astype(np.float32)
-        worst["state"] = max(worst["state"], float(np.abs(look[[0, 1, 2, 6, 7]] - expected).max()))
-        worst["reward"] = max(worst["reward"], abs(float(reward) - float(done)))
+        look = ours.look()
+        pos, quat, fingers = (expected[name] for name in OBSERVED)
+        state_there = np.concatenate([pos, axis_angle(quat), fingers]).astype(np.float32)
+        found = {
+            "qpos": np.abs(ours.data.qpos - expected["qpos"]).max(),
+            "qvel": np.abs(ours.data.qvel - expected["qvel"]).max(),
+            "state": np.abs(look[STATE_KEY] - state_there).max(),
+            "reward": abs(expected["reward"] - done),
+            "pixel": max(
+                (np.abs(look[key].astype(int) - expected[name][::-1, ::-1]).max() for name, key in IMAGES.items())
+                if drawn
+                else (0,)
+            ),
+        }
+        worst = {name: max(worst[name], float(found[name])) for name in worst}
         touching += robot_contacts(ours.model, ours.data) > 0
         success += done
-    return {"mode": "exact", "steps": EQUAL_STEPS, "steps_with_robot_contact": int(touching), "successes": int(success),
-            "max_abs_difference": worst, "bit_equal": not any(worst.values())}  # fmt: skip
-
-
-def image_difference(control, ours: LiberoEnv) -> int:
-    """Largest difference of a pixel of both cameras between ours and MuJoCo's own renderer on LIBERO's model."""
-    import mujoco
-
-    model, option, worst = control.env.sim.model._model, mujoco.MjvOption(), 0
-    option.geomgroup[0] = 0
-    with mujoco.Renderer(model, 128, 128) as renderer:
-        for camera in ("agentview", "robot0_eye_in_hand"):
-            renderer.update_scene(control.env.sim.data._data, camera, scene_option=option)
-            theirs = renderer.render()[:, ::-1].astype(int)
-            worst = max(worst, int(np.abs(ours.render(camera, 128) - theirs).max()))
-    return worst
+    return {"mode": "exact", "steps": EQUAL_STEPS, "images": EQUAL_STEPS // IMAGE_EVERY * len(IMAGES),
+            "steps_with_robot_contact": int(touching), "steps_with_success": int(success), "max_abs_difference": worst,
+            "bit_equal": not any(worst.values())}  # fmt: skip
 
 
 def bound(env: LiberoEnv, actions: np.ndarray):
@@ -141,11 +174,12 @@ def measure(suite: str, task_id: int) -> dict:
         first += os.times().children_user + os.times().children_system - before
         _, second = seconds(lambda: envs["fast"].model)
         _ = envs["near"].model
+        state = envs["exact"].official_states[0]
         control, theirs = seconds(lambda: reference_env(envs["exact"].task.bddl))
         out["seconds"]["construction"] = {"ours, empty cache": [first], "ours, filled cache": [second], "libero": [theirs]}
-        state = envs["exact"].official_states[0]
-        out["equivalence"] = equivalence(control, envs["exact"], state)
-        out["equivalence"]["max_pixel_difference"] = image_difference(control, envs["exact"])
+        pictures = LiberoEnv(EnvSpec(suite, task_id, IMAGE_SIZE, "exact", placements=1))
+        out["equivalence"] = equivalence(pictures.task.bddl, pictures, state)
+        pictures.close()
         out["seconds"]["step"] = steps(control, envs, state)
         out["seconds"]["reset"] = resets(control, envs["fast"], state)
         control.close()
@@ -181,7 +215,7 @@ def resets(control, env: LiberoEnv, state: np.ndarray) -> dict[str, list[float]]
         env._control.env.sim.forward()
 
     def theirs() -> None:
-        with _quiet():
+        with quiet():
             control.reset()
             control.set_init_state(state)
 
@@ -190,26 +224,27 @@ def resets(control, env: LiberoEnv, state: np.ndarray) -> dict[str, list[float]]
 
 
 def looks(suite: str, task_id: int, state: np.ndarray) -> dict[str, list[float]]:
-    """Seconds of a step with two 256-pixel cameras: lerobot's draws every step, ours when the policy looks."""
+    """Seconds of a step with two 256-pixel cameras: lerobot's draws at every step, ours when the policy looks."""
     from lerobot.envs.libero import LiberoEnv as Lerobot
 
-    benchmark, _, _ = _libero()
+    benchmark, _, _ = libero_modules()
     actions = pressing_actions(LEROBOT_STEPS * 2).astype(np.float32)
     times: dict[str, list[float]] = {}
-    for name, spec in {
-        "ours": EnvSpec(suite, task_id, 256, "exact", placements=1),
-        "ours, fast, 64 pixels, 8 mm": EnvSpec(suite, task_id, 64, "fast", 8.0, 0, placements=1),
-    }.items():
+    for name, spec, every in (
+        ("ours", EnvSpec(suite, task_id, 256, "exact", placements=1), LOOK_EVERY),
+        ("ours, every step", EnvSpec(suite, task_id, 256, "exact", placements=1), 1),
+        ("ours, fast, 64 pixels, 8 mm", EnvSpec(suite, task_id, 64, "fast", 8.0, 0, placements=1), LOOK_EVERY),
+    ):
         env = LiberoEnv(spec)
         env.reset(state)
 
-        def run(env=env) -> None:
+        def run(env=env, every=every) -> None:
             for i, action in enumerate(actions):
-                env.step(action, sample=i % LOOK_EVERY == LOOK_EVERY - 1)
+                env.step(action, sample=i % every == every - 1)
 
         times[name] = [seconds(run)[1] / len(actions) for _ in range(3)]
         env.close()
-    with _quiet():
+    with quiet():
         suite_object = benchmark.get_benchmark(suite)()
         theirs = Lerobot(suite_object, task_id, suite, obs_type="pixels_agent_pos", init_states=False)
         theirs.reset(seed=0)
@@ -241,10 +276,10 @@ def remember(name: str, episodes: int) -> dict:
             if episode + 1 in (3, 6, episodes):
                 rows[episode + 1] = resident()
     else:
-        _libero()
+        libero_modules()
         from libero.libero.envs import OffScreenRenderEnv
 
-        with _quiet():
+        with quiet():
             envs = [
                 OffScreenRenderEnv(bddl_file_name=LiberoEnv(EnvSpec("libero_10", task)).task.bddl, camera_heights=64,
                                    camera_widths=64) for task in (0, 1, 7)
@@ -273,6 +308,7 @@ def memory(folder: Path, episodes: int, reference_episodes: int) -> None:
 COMPARED = [  # metric, mode, ours, reference, name of the reference
     *[("control step without cameras", mode, mode, "robosuite", "robosuite 1.4 env.step, LIBERO's model") for mode in MODES],
     *[("control step without cameras", mode, mode, "bound", "bare mj_step, the controls of fast") for mode in MODES],
+    ("step with looks", "exact, 256 pixels, a look every step", "ours, every step", "lerobot", "lerobot LiberoEnv, 256 pixels"),
     ("step with looks", "exact, 256 pixels, a look every 10 steps", "ours", "lerobot", "lerobot LiberoEnv, 256 pixels"),
     ("step with looks", "fast, 64 pixels, 8 mm, a look every 10 steps", "ours, fast, 64 pixels, 8 mm", "lerobot",
      "lerobot LiberoEnv, 256 pixels"),
@@ -301,23 +337,42 @@ def memory_rows(folder: Path) -> list[dict]:
     path = folder / "memory.json"
     if not path.exists():
         return []
-    last = {name: list(found["after"].values())[-1]["resident_mb"] for name, found in json.loads(path.read_text()).items()}
+    found = json.loads(path.read_text())
+    last = {name: run["after"][str(run["episodes"])]["resident_mb"] for name, run in found.items()}
     ratio = last["libero"] / last["ours"]
     return [{"metric": "memory of a worker with three tasks and cameras, MB resident", "mode": "fast, 64 pixels, 8 mm",
              "ours": last["ours"], "reference": last["libero"], "reference_name": "LIBERO OffScreenRenderEnv",
              "ratio_median": ratio, "ratio_min": ratio, "ratio_max": ratio, "n": 1}]  # fmt: skip
 
 
+def scaling_rows(folder: Path) -> list[dict]:
+    """Of benchmarks/sim_scaling.py: steps a second against one process of the same mode; of two runs, the less disturbed."""
+    rows = [row for path in sorted(folder.glob("scaling*.json")) for row in json.loads(path.read_text())]
+    best = {(r["mode"], r["workers"], r["kind"]): r for r in sorted(rows, key=lambda r: -r["others"])}
+    found = [best[key] for key in sorted(best)]
+    one = {row["mode"]: row["steps_per_s_median"] for row in found if (row["kind"], row["workers"]) == ("processes", 1)}
+    return [
+        {"metric": f"control steps a second without cameras, {row['workers']} {row['kind']}", "mode": row["mode"],
+         "ours": row["steps_per_s_median"], "reference": one[row["mode"]],
+         "reference_name": f"one process; others used {row['others']:.0%} of the cores",
+         **{f"ratio_{name}": row[f"steps_per_s_{name}"] / one[row["mode"]] for name in ("median", "min", "max")},
+         "n": row["repeats"]}
+        for row in found
+    ]  # fmt: skip
+
+
 def write(folder: Path) -> None:
     records = read_jsonl(folder / "tasks.jsonl")
     if not records:
         return
-    rows = summary(records) + memory_rows(folder)
+    rows = summary(records) + memory_rows(folder) + scaling_rows(folder)
     write_json(folder / "summary.json", rows)
-    write_json(folder / "equivalence.json", [{k: r[k] for k in ("suite", "task_id")} | r["equivalence"] for r in records])
+    equal = [{k: r[k] for k in ("suite", "task_id")} | r["equivalence"] for r in records]
+    episodes = folder / "episodes.json"  # of benchmarks/sim_episodes.py
+    write_json(folder / "equivalence.json", equal + (json.loads(episodes.read_text()) if episodes.exists() else []))
     for row in rows:
         print("{metric}; {mode}; against {reference_name}: {ratio_median:.2f} times [{ratio_min:.2f}, {ratio_max:.2f}], "
-              "{n} tasks; ours {ours:.4g}, reference {reference:.4g}".format(**row))  # fmt: skip
+              "n = {n}; ours {ours:.4g}, reference {reference:.4g}".format(**row))  # fmt: skip
 
 
 def main() -> None:

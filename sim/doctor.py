@@ -53,7 +53,7 @@ with mujoco.Renderer(model, 32, 32) as renderer:
 print(json.dumps({**names, "red": float(np.asarray(frame, float)[..., 0].mean())}))
 """
 ASSETS = """
-import json, pathlib; from sim.libero import suite_tasks; tasks = suite_tasks("libero_10")
+import json, pathlib; from sim.suites import suite_tasks; tasks = suite_tasks("libero_10")
 from libero.libero import get_libero_path
 assets = pathlib.Path(get_libero_path("assets"))
 print(json.dumps({"tasks": len(tasks), "assets": str(assets), "found": (assets / "scenes").is_dir(),

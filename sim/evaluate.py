@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.compose import env_spec, make_pool, policy_ref
-from sim.libero import EnvSpec, suite_tasks
+from sim.libero import EnvSpec
 from sim.protocol import CONTROL_HZ, describe
 from sim.rollout import PolicyRef, RolloutJob
+from sim.suites import suite_tasks
+from sim.user_env import UserSpec
 from sim.workers import Pool
 from vla_wmrl.config_commands import EvalConfig
 from vla_wmrl.errors import UserError
@@ -33,7 +35,7 @@ VIDEO_SIZE = 256
 class EvalPlan:
     """Which episodes, of which policy. The same plan gives the same episodes with any number of workers."""
 
-    specs: tuple[EnvSpec, ...]
+    specs: tuple[EnvSpec | UserSpec, ...]
     init_ids: tuple[int, ...]
     policy: PolicyRef
     seed: int
@@ -42,7 +44,7 @@ class EvalPlan:
     max_steps: int | None = None
     videos: int = 0  # of the first episodes of every task
 
-    def episodes(self) -> list[tuple[EnvSpec, int]]:
+    def episodes(self) -> list[tuple[EnvSpec | UserSpec, int]]:
         return [(spec, init) for spec in self.specs for init in self.init_ids]
 
     def jobs(self, done: set[tuple[int, int]]) -> list[RolloutJob]:
@@ -72,11 +74,9 @@ def evaluate(plan: EvalPlan, pool: Pool, folder: Path, name: str, label: str) ->
         for index, recorded in pool.run(jobs):
             for item in recorded:
                 rollout, spec = item.rollout, jobs[index].spec
-                row = {
-                    "suite": spec.suite, "task_id": spec.task_id, "init_id": rollout.start.init_id, "split": plan.split,
-                    "seed": plan.seed, "success": rollout.success, "steps": rollout.steps, "truncated": rollout.truncated,
-                    "progress": float(rollout.progress.max()), "stepping": spec.stepping, "lod_mm": spec.lod_mm,
-                    "multisample": spec.multisample, "markers": spec.markers,
+                row = spec.row() | {
+                    "init_id": rollout.start.init_id, "split": plan.split, "seed": plan.seed, "success": rollout.success,
+                    "steps": rollout.steps, "truncated": rollout.truncated, "progress": float(rollout.progress.max()),
                 }  # fmt: skip
                 if item.frames is not None:
                     row["video"] = save_video(folder, f"{name}_task{spec.task_id}_init{rollout.start.init_id}", item.frames)
@@ -137,6 +137,7 @@ def main(cfg: EvalConfig) -> int:
     from sim.doctor import versions
 
     policy = policy_ref(cfg.policy, eta=None if cfg.noise == "sde" else 0.0)
+    suite_tasks(cfg.env.suite)  # one that LIBERO does not have is refused before there is a folder
     folder = start_run(cfg.output_dir, cfg, {"command": "eval", "protocol": describe(cfg.env.suite), **versions()})
     plan = EvalPlan(
         specs=tuple(env_spec(cfg.env, task_id) for task_id in cfg.env.task_ids),

@@ -11,7 +11,7 @@ from vla_wmrl.errors import UserError, require
 
 def describe_suite(suite: str) -> list[str]:
     from sim import protocol
-    from sim.libero import suite_tasks
+    from sim.suites import suite_tasks
 
     lines = [f"{key}: {value}" for key, value in protocol.describe(suite).items()]
     return lines + [f"task {task.task_id}: {task.language}" for task in suite_tasks(suite)]

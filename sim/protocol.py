@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from vla_wmrl.config import base_suite
+
 CONTROL_HZ = 20
 SETTLE_STEPS = 10  # not counted against the limit
 SETTLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 OFFICIAL_STATES = 50
+REWORDED = ("lan", "task")  # perturbations of LIBERO-PRO that change the instruction, which is then the bddl file's
 CAMERAS = {"observation.images.image": "agentview", "observation.images.image2": "robot0_eye_in_hand"}
 STATE_KEY = "observation.state"
+
+
+def max_steps(suite: str) -> int:
+    """Control steps an episode of `suite` may take; a LIBERO-PRO suite (libero_10_swap) has those of the one it perturbs."""
+    return MAX_STEPS[base_suite(suite)]
 
 
 def axis_angle(quat: np.ndarray) -> np.ndarray:
@@ -32,7 +40,7 @@ def describe(suite: str) -> dict[str, object]:
     """The protocol of `suite`, for manifests and reports."""
     return {
         "suite": suite,
-        "max_steps": MAX_STEPS[suite],
+        "max_steps": max_steps(suite),
         "settle_steps": SETTLE_STEPS,
         "control_hz": CONTROL_HZ,
         "success": "goal predicates hold at any control step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import threading
 import weakref
 
@@ -14,6 +15,7 @@ import numpy as np
 from sim import mjb, parts
 from sim.model_cache import Pictures
 
+GL_VARIABLES = ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID")
 _OFFSCREEN = mujoco.mjtFramebuffer.mjFB_OFFSCREEN
 _HIDDEN_GROUP = 0  # of geoms: collision geometry
 _MAX_GEOMS = 10_000
@@ -23,7 +25,11 @@ class _Screen:
     """The GL context of one thread, and the textures in it by (content, type), which its tasks share."""
 
     def __init__(self):
-        self._context = mujoco.gl_context.GLContext(64, 64)  # images are drawn in buffers of their own
+        try:
+            self._context = mujoco.gl_context.GLContext(64, 64)  # images are drawn in buffers of their own
+        except Exception as error:  # every backend has errors of its own
+            chosen = " ".join(f"{name}={os.environ[name]}" for name in GL_VARIABLES if name in os.environ)
+            raise RuntimeError(f"OpenGL makes no context here ({chosen}): run `vla-wmrl doctor`") from error
         self.textures: dict[tuple[str, int], list[int]] = {}  # [GL name, users]
         self.drawing: dict[int, mujoco.MjrContext] = {}
         self.open = True
@@ -33,12 +39,13 @@ class _Screen:
         self._context.make_current()
 
     def _close(self) -> None:
-        self.make_current()
-        for context in self.drawing.values():
-            context.free()
-        self.drawing.clear()
-        self._context.free()
         self.open = False
+        with contextlib.suppress(Exception):  # another renderer of the process (robosuite's) may have ended OpenGL already
+            self.make_current()
+            for context in self.drawing.values():
+                context.free()
+            self._context.free()
+        self.drawing.clear()
 
 
 _screens = threading.local()

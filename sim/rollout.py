@@ -18,7 +18,9 @@ from sim.progress import progress
 from sim.protocol import STATE_KEY
 from sim.rewards import passes
 from sim.state import read_state
+from sim.user_env import UserEnv, UserSpec
 from sim.workers import Context
+from vla_wmrl.errors import require
 from vla_wmrl.policies.base import Policy
 from vla_wmrl.policies.noise import lineage
 from vla_wmrl.types import Rollout, Start
@@ -137,7 +139,7 @@ OPEN_HAND = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # the action tha
 class RolloutJob:
     """Rollouts from `starts` (with `members` as the last part of the noise key) by one policy in one task."""
 
-    spec: EnvSpec
+    spec: EnvSpec | UserSpec
     starts: tuple[Start, ...] = field(repr=False)
     members: tuple[int, ...]
     policy: PolicyRef
@@ -158,11 +160,11 @@ class RolloutJob:
         return (self.spec,)
 
     def run(self, context: Context) -> list[Recorded]:
-        env = context.keep(("env", self.spec), lambda: LiberoEnv(self.spec))
+        env = context.keep(("env", self.spec), self.spec.build)
         return run(env, self.policy.load(context), self)
 
 
-def run(env: LiberoEnv, policy: Policy, job: RolloutJob) -> list[Recorded]:
+def run(env: LiberoEnv | UserEnv, policy: Policy, job: RolloutJob) -> list[Recorded]:
     """One Recorded per start, in the order of `job.starts`."""
     queue = deque(enumerate(zip(job.starts, job.members, strict=True)))
     active: dict[int, _Member] = {}
@@ -183,22 +185,31 @@ def run(env: LiberoEnv, policy: Policy, job: RolloutJob) -> list[Recorded]:
     return [results[i] for i in range(len(results))]
 
 
-def begin(env: LiberoEnv, start: Start, split_key: Sequence[int] = ()) -> None:
+def begin(env: LiberoEnv | UserEnv, start: Start, split_key: Sequence[int] = ()) -> None:
     """Puts `env` where `start` says: an initial state of its split, or a stored state of the simulator."""
+    require(start.task_id == env.spec.task_id, f"a start of task {start.task_id} in a simulator of task {env.spec.task_id}")
     if start.snapshot is not None:
         env.restore(start.snapshot)
         if not env.has_look:
             env.observe()
+        return
+    if isinstance(env, UserEnv):
+        env.start(start)
         return
     official = start.split == "official"
     init = env.official_states[start.init_id] if official else env.sample_state(start.init_id)
     env.reset(init, key=(start.task_id, start.init_id, start.episode, *split_key))
 
 
-def _begin(env: LiberoEnv, job: RolloutJob, start: Start, member: int) -> _Member:
+def measure(env: LiberoEnv | UserEnv) -> tuple[np.ndarray, float]:
+    """(state vector [S], progress) of this moment."""
+    return env.measure() if isinstance(env, UserEnv) else (read_state(env), progress(env.privileged()))
+
+
+def _begin(env: LiberoEnv | UserEnv, job: RolloutJob, start: Start, member: int) -> _Member:
     begin(env, start)
     previous = OPEN_HAND if start.previous is None else start.previous
-    made = _Member(start, member, env.snapshot(), read_state(env), progress(env.privileged()), previous)
+    made = _Member(start, member, env.snapshot(), *measure(env), previous)
     made.states.append(made.state)
     made.progresses.append(made.progress)
     if job.video_size:
@@ -206,7 +217,7 @@ def _begin(env: LiberoEnv, job: RolloutJob, start: Start, member: int) -> _Membe
     return made
 
 
-def _ask(env: LiberoEnv, policy: Policy, job: RolloutJob, members: list[_Member]):
+def _ask(env: LiberoEnv | UserEnv, policy: Policy, job: RolloutJob, members: list[_Member]):
     """The policy's answer to all looks at once, padded to `job.width` rows so that the batch shape never changes."""
     rows = members + [members[-1]] * (job.width - len(members))
     looks = [m.snapshot.observation for m in rows]
@@ -218,10 +229,11 @@ def _ask(env: LiberoEnv, policy: Policy, job: RolloutJob, members: list[_Member]
     return inputs, policy.sample(inputs, keys, explores)
 
 
-def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n_action_steps: int) -> bool:
+def _advance(env: LiberoEnv | UserEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n_action_steps: int) -> bool:
     """Runs one chunk of `m`; returns whether its rollout is over."""
     limit = (job.max_steps or env.max_steps) - m.snapshot.steps
     env.restore(m.snapshot)
+    env.episode = (*m.start.key, m.member)
     if job.keep_starts:
         look = m.start.look + len(m.executed)
         # A start's own rollouts make further starts, without end: their numbers may not grow with the generations.
@@ -238,12 +250,13 @@ def _advance(env: LiberoEnv, job: RolloutJob, m: _Member, actions: np.ndarray, n
         m.success |= success
         m.previous = actions[i].astype(np.float32)
         if job.record:
-            m.dense.append((read_state(env), m.previous, progress(env.privileged()), success))
+            state, now = measure(env)
+            m.dense.append((state, m.previous, now, success))
         if job.video_size:
             m.frames.append(env.render("agentview", job.video_size))
         if m.success and job.beyond == 0:
             break
-    m.snapshot, m.state, m.progress = env.snapshot(), read_state(env), progress(env.privileged())
+    m.snapshot, (m.state, m.progress) = env.snapshot(), measure(env)
     if before:  # looks after success are data for the world model, not part of the rollout
         m.inputs.pop(), m.chains.pop(), m.sde_steps.pop()
         m.beyond = m.beyond - 1

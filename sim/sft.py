@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from sim import demo_data, vision
 from sim.demo_data import DemoData
-from sim.libero import suite_tasks
 from sim.protocol import CAMERAS, STATE_KEY
+from sim.suites import suite_tasks
 from vla_wmrl.config_commands import SftConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano

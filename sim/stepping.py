@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mujoco
 import numpy as np
 
 from sim import native
-
-# robosuite's float timers make it sample observations (images too) after this substep of the 25, counted from 0.
-SAMPLE_SUBSTEP = 23
+from sim.robosuite_stepping import SAMPLE_SUBSTEP
 
 
 class Stepper:
@@ -76,6 +76,14 @@ class Stepper:
     def set_memory(self, memory: dict[str, np.ndarray]) -> None:
         for name in native.MEMORY_FIELDS:
             self.context[0][name] = memory[name]
+
+    def step(self, action: np.ndarray, observe: Callable[[], None] | None = None) -> None:
+        """One control period with `action` [7]; `observe` is called where robosuite samples its observations."""
+        if observe is None:
+            return self.run(action)
+        self.run(action, 0, SAMPLE_SUBSTEP + 1)
+        observe()
+        return self.run(action, SAMPLE_SUBSTEP + 1)
 
     def run(self, action: np.ndarray, first: int = 0, last: int | None = None) -> None:
         """Substeps [first, last) of one control period with `action` [7]; all of them by default."""

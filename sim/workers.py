@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -76,11 +77,18 @@ def answer(index: int, job: Job, context: Context) -> Answer:
         return index, error if isinstance(error, UserError) else None, traceback.format_exc()
 
 
+def _end_with_parent() -> None:
+    """No orphan stays, whatever hangs in this process, when the parent is killed and cannot end it."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
 def _serve(worker: int, pipe: Connection) -> None:
     """The worker's main loop."""
     import torch
 
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     context = Context(worker)
     while True:
         try:
@@ -129,7 +137,9 @@ class Pool:
             try:
                 said = pipe.recv()
             except (EOFError, ConnectionError):
-                said = f"died (exit code {self._workers[name].process.exitcode}; out of memory?)"
+                process = self._workers[name].process
+                process.join(timeout=5.0)  # its pipe closes a moment before it has an exit code
+                said = f"died (exit code {process.exitcode}; out of memory?)"
             yield name, said
 
     def _end(self, worker: _Worker) -> None:

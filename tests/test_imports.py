@@ -94,7 +94,7 @@ def test_the_maths_knows_no_config_device_or_log(name):
 def test_only_one_file_imports_libero():
     """Elsewhere LIBERO's conventions would leak (doctor asks for its version through importlib.metadata)."""
     users = [module_of(p) for p in sources() if any(i.split(".")[0] in ("libero",) for i in imports_of(p))]
-    assert set(users) <= {"sim.libero"}
+    assert set(users) <= {"sim.suites"}
 
 
 def test_mujoco_is_never_imported_before_the_renderer_is_chosen():

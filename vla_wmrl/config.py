@@ -19,12 +19,18 @@ OFFICIAL_INITS = 50  # initial states LIBERO ships for each task
 TRAIN_INITS = 2000  # initial states of our own a task, sampled from its placement regions
 PAPERS_TRAIN_INITS = 16  # the papers train on official states 0-15 and evaluate on 16-49
 
+
+def base_suite(suite: str) -> str | None:
+    """The LIBERO suite that `suite` is, or that it perturbs (LIBERO-PRO's libero_10_swap: libero_10); None for neither."""
+    return next((base for base in SUITE_TASKS if suite == base or suite.startswith(f"{base}_")), None)
+
+
 Arm = Literal["real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl"]
 
 
 @dataclass
 class EnvConfig:
-    suite: str = "libero_10"  # LIBERO suite
+    suite: str = "libero_10"  # LIBERO suite, or one of LIBERO-PRO's: libero_10_swap, libero_goal_object, ...
     task_ids: list[int] = field(default_factory=lambda: [0])  # tasks of the suite, from 0; "0-9" and "0,3" also work
     image_size: int = 64  # pixels of a camera image's side
     stepping: Literal["robosuite", "exact", "near", "fast"] = "fast"  # robosuite's own; natively: its bits, near them, fastest
@@ -37,13 +43,14 @@ class EnvConfig:
     allow_overlap: bool = False  # train on initial states that evaluation uses too
 
     def validate(self) -> None:
-        if self.suite not in SUITE_TASKS:
+        base = base_suite(self.suite)
+        if base is None:
             hint = SUITE_ALIASES.get(self.suite)
             raise UserError(
                 f"unknown suite {self.suite!r}"
                 + (f" (did you mean {hint}?)" if hint else nearest(self.suite, list(SUITE_TASKS)))
             )
-        n = SUITE_TASKS[self.suite]
+        n = SUITE_TASKS[base]
         require(len(self.task_ids) > 0, "env.task_ids is empty: name at least one task")
         require(len(set(self.task_ids)) == len(self.task_ids), f"env.task_ids={self.task_ids} names a task twice")
         for task_id in self.task_ids:

@@ -14,8 +14,9 @@ from lerobot.envs.utils import NEW_ROLLOUT_OPTION, _LazyAsyncVectorEnv, freeze_a
 
 from sim.gl import setup_gl
 from sim.gym_env import ACTION_SIZE, IMAGES, STATE_SIZE, LiberoGymEnv
-from sim.libero import EnvSpec, suite_tasks
+from sim.libero import EnvSpec
 from sim.protocol import CONTROL_HZ
+from sim.suites import suite_tasks
 from vla_wmrl.errors import require
 
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim import libero
-from sim.libero import EnvSpec, LiberoEnv, suite_tasks
+from sim.libero import EnvSpec, LiberoEnv
 from sim.protocol import MAX_STEPS, SETTLE_STEPS, axis_angle
+from sim.rollout import begin
+from sim.suites import libero_modules, suite_tasks
 from vla_wmrl.errors import UserError
+from vla_wmrl.types import Start
 
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (30, 7))
 
@@ -101,7 +103,7 @@ def test_images_are_rotated_by_180_degrees_exactly_once(env):
 def test_images_show_no_marks_that_liberos_own_do_not(env):
     """robosuite hides the ball and the line at the grip site in `reset`, which native stepping never calls."""
     env.reset(env.official_states[0])
-    _, _, control_env = libero._libero()
+    _, _, control_env = libero_modules()
     own = control_env(bddl_file_name=env.task.bddl, use_camera_obs=False, has_renderer=False, has_offscreen_renderer=False)
     own.reset()
     np.testing.assert_array_equal(env.model.site_rgba, own.env.sim.model._model.site_rgba)
@@ -131,6 +133,67 @@ def test_actions_that_are_not_finite_are_refused_with_the_step(env):
     env.reset(env.official_states[0])
     with pytest.raises(ValueError, match="control step 0"):
         env.step(np.array([0, 0, np.nan, 0, 0, 0, 0]))
+
+
+def test_errors_of_a_step_name_its_episode(env):
+    env.reset(env.official_states[0], key=(0, 7, 2))
+    env.step(np.zeros(7))
+    with pytest.raises(ValueError, match=r"control step 1 of libero_10 task 0 .*episode \(0, 7, 2\)"):
+        env.step(np.array([0, 0, np.inf, 0, 0, 0, 0]))
+
+
+def test_actions_beyond_one_are_clipped_as_robosuite_does(env):
+    ends = []
+    for scale in (1.0, 50.0):
+        env.reset(env.official_states[0])
+        ends.append(run(env, scale * np.sign(ACTIONS[:5]))[0])
+    np.testing.assert_array_equal(*ends)
+
+
+def test_a_full_arena_is_an_error_not_a_warning_in_a_file(env):
+    import mujoco
+
+    env.reset(env.official_states[0])
+    env.data.warning.number[int(mujoco.mjtWarning.mjWARN_CONTACTFULL)] = 1
+    with pytest.raises(FloatingPointError, match="CONTACTFULL"):
+        env.step(np.zeros(7))
+    env.reset(env.official_states[0])
+    env.step(np.zeros(7))
+
+
+def test_states_of_another_model_are_refused(env):
+    env.reset(env.official_states[0])
+    snapshot, state = env.snapshot(), env.official_states[0]
+    for wrong in (state[:-1], state[None], np.append(state, 0.0)):
+        with pytest.raises(UserError, match="initial state"):
+            env.reset(wrong)
+    with pytest.raises(UserError, match="not finite"):
+        env.reset(np.where(np.arange(len(state)) == 5, np.nan, state))
+    for wrong in (replace(snapshot, physics=snapshot.physics[:-1]), replace(snapshot, body_pos=snapshot.body_pos[:-1])):
+        with pytest.raises(UserError, match="no state of"):
+            env.restore(wrong)
+    with pytest.raises(UserError, match="task 1 in a simulator of task 0"):
+        begin(env, Start(1, 0))
+
+
+def test_perturbed_suites_keep_the_limits_of_their_own_and_the_words_of_their_files():
+    assert LiberoEnv(EnvSpec("libero_goal_swap", 0)).max_steps == MAX_STEPS["libero_goal"]
+    plain, reworded, moved = (suite_tasks(f"libero_10{suffix}")[0].language for suffix in ("", "_lan", "_swap"))
+    assert plain == moved and reworded != plain
+    with pytest.raises(UserError, match="libero_10_swap"):
+        suite_tasks("libero_10_swp")
+    with pytest.raises(UserError, match="no file"):
+        suite_tasks("libero_10_temp")  # named by LIBERO-PRO, and not in its distribution
+
+
+def test_a_perturbed_suite_is_a_scene_of_its_own(env):
+    swapped = LiberoEnv(EnvSpec("libero_10_swap", 0, image_size=0, stepping="fast"))
+    for simulator in (env, swapped):
+        simulator.reset(simulator.official_states[0])
+        simulator.step(np.zeros(7))
+    here, there = (e.privileged().objects["alphabet_soup_1"].pos for e in (env, swapped))
+    assert np.abs(here - there).max() > 0.02
+    swapped.close()
 
 
 def test_a_diverged_state_is_an_error_not_a_silent_reset(env, tmp_path, monkeypatch):
