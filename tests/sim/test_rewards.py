@@ -74,11 +74,11 @@ def test_whether_a_milestone_followed_is_unknown_where_the_rollout_ends_too_earl
 @pytest.mark.parametrize(("kind", "expected"), [("branch", 1), ("episode", None)])
 def test_whole_episodes_explore_at_every_look_not_at_the_first_alone(tmp_path, monkeypatch, kind, expected):
     asked = []
-    pool = SimpleNamespace(map=lambda jobs: asked.extend(jobs) or [[] for _ in jobs])
+    pool = SimpleNamespace(submit=lambda jobs, then: asked.extend(jobs))
     groups = GroupsConfig(kind=kind, explore_looks=1)
     executor = GroupExecutor(
         pool, {0: EnvSpec()}, PolicyRef(""), learner=None, groups=groups, folder=tmp_path, conjuncts={0: 2}
     )
     monkeypatch.setattr(executor, "publish", lambda: PolicyRef(""))
-    executor([Start(0, 0)], 2, (0, 0)).result()
+    executor([Start(0, 0)], 2, (0, 0))
     assert [job.explore_looks for job in asked] == [expected]
