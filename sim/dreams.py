@@ -55,6 +55,7 @@ class Dream:
     starts: tuple[Start, ...]
     progress: np.ndarray
     success: bool
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Dreams:
                 for k in range(r.looks)
             ]
             goals = len(model.tasks[r.start.task_id].goal)
-            dreams.append(Dream(tuple(mark(cut, r.progress, goals)), r.progress, r.success))
+            dreams.append(Dream(tuple(mark(cut, r.progress, goals)), r.progress, r.success, r.steps))
         return dreams
 
 
@@ -85,6 +86,7 @@ class DreamtStarts:
         self.initial: dict[int, np.ndarray] = {}  # states [n, S] of every task
         self.bank = BranchStarts(cfg.env.task_ids, cfg.seed, EVERYTHING)
         self.metrics: dict[str, float] = {}
+        self.steps = 0  # imagined control steps of the last dreams that nobody has booked yet
 
     @property
     def init_ids(self) -> list[int]:
@@ -121,6 +123,7 @@ class DreamtStarts:
             goals = self.conjuncts[d.starts[0].task_id]
             self.bank.extend(d.starts)
             self.bank.observe(d.starts, passes_next(d.progress, goals, cfg.groups.looks))
+        self.steps = sum(d.steps for d in dreams)
         self.metrics = {
             "dream/success": float(np.mean([d.success for d in dreams])),
             "dream/progress": float(np.mean([d.progress.max() for d in dreams])),

@@ -142,7 +142,9 @@ class Run:
                 if cfg.world_model.refit_every and step % cfg.world_model.refit_every == 0:
                     metrics |= {f"wm/{k}": v for k, v in self.world.refit().items()}
         if self.dreams is not None:
-            metrics |= self.dreams.metrics
+            self.loop.ledger.add_imagined("dreams", self.dreams.steps)
+            self.dreams.steps = 0
+            metrics |= self.dreams.metrics | self.loop.ledger.metrics()
         self.tracker.log(step, metrics)
         shown = ("reward/env_mean", "reward/wm_mean", "success/env", "success/wm")
         note = ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan)))
