@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 import mujoco
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.sim import MODES, bound, pressing_actions
 from sim.libero import EnvSpec, LiberoEnv

@@ -8,14 +8,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sim.libero import EnvSpec, LiberoEnv
-from sim.protocol import CAMERAS, CONTROL_HZ, OFFICIAL_STATES, STATE_KEY
+from sim.libero import EnvSpec, LiberoEnv, is_count
+from sim.protocol import ACTION_SIZE, CAMERAS, CONTROL_HZ, OFFICIAL_STATES, STATE_KEY, check_action
 from sim.rollout import begin
 from vla_wmrl.config import TRAIN_INITS
 from vla_wmrl.errors import UserError, nearest, require
 from vla_wmrl.types import Start
 
-ACTION_SIZE = 7
 STATE_SIZE = 8
 SPLITS = {"official": OFFICIAL_STATES, "train": TRAIN_INITS}  # initial states a task
 OPTIONS = ("init_id", "episode", "split")
@@ -39,17 +38,9 @@ def resolve(seed: int | None, options: dict[str, Any], split: str) -> dict[str, 
         require(seed is not None and seed >= 0, f"seed={seed}: pass a seed from 0 up, or options={{'init_id': ...}}")
         init_id, episode = seed % n, options.get("episode", seed // n)
     for name, value in (("init_id", init_id), ("episode", episode)):
-        require(isinstance(value, int | np.integer) and value >= 0, f"{name}={value!r} is not a number from 0 up")
+        require(is_count(value), f"{name}={value!r} is not a number from 0 up")
     require(init_id < n, f"init_id={init_id}: the split {split!r} has initial states 0 to {n - 1}")
     return {"init_id": int(init_id), "episode": int(episode), "split": split}
-
-
-def check_action(action: np.ndarray, where: str) -> None:
-    """Raises ValueError, beginning with `where`, unless `action` is [7] finite numbers."""
-    if action.shape != (ACTION_SIZE,):
-        raise ValueError(f"{where}: an action has shape ({ACTION_SIZE},), not {action.shape}")
-    if not (np.issubdtype(action.dtype, np.number) and np.isfinite(action).all()):
-        raise ValueError(f"{where}: the action is not finite: {action}")
 
 
 class LiberoGymEnv(gymnasium.Env):
@@ -75,7 +66,9 @@ class LiberoGymEnv(gymnasium.Env):
         render_size: int | None = None,
     ):  # fmt: skip
         """`index`: of this environment among several, for messages. `max_steps`: control steps, None for the suite's."""
-        require(look_every >= 1, f"look_every={look_every} must be at least 1")
+        for name, value in (("look_every", look_every), ("max_steps", max_steps), ("render_size", render_size)):
+            own = value is None and name != "look_every"
+            require(own or is_count(value, 1), f"{name}={value!r} must be a whole number from 1 up")
         require(split in SPLITS, f"unknown split {split!r}{nearest(split, list(SPLITS))}")
         self.env = LiberoEnv(spec)
         self.index, self.split, self.look_every, self.render_size = index, split, look_every, render_size

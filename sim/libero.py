@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, max_steps
+from sim.protocol import CAMERAS, MAX_STEPS, SETTLE_ACTION, SETTLE_STEPS, STATE_KEY, axis_angle, check_action, max_steps
 from sim.robosuite_stepping import RobosuiteStepper, native_is_tested
 from sim.snapshot import Snapshot
 from sim.suites import did_you_mean, find_task, libero_modules, numpy_seed, official_states, quiet
 from sim.view import Pose, Region, View
 from vla_wmrl.config import base_suite
-from vla_wmrl.errors import UserError
+from vla_wmrl.errors import UserError, require
 
+LARGEST = 1e3  # of an initial state's positions and velocities
 STEPPING = ("robosuite", "exact", "near", "fast")
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Whether `value` is a whole number from `least` up, numpy's included."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,14 @@ class EnvSpec:
     placements: int = 8
 
     def __post_init__(self) -> None:
-        if base_suite(self.suite) is None:
+        if base_suite(str(self.suite)) is None:
             raise UserError(f"unknown suite {self.suite!r}{did_you_mean(self.suite, MAX_STEPS)}")
         if self.stepping not in STEPPING:
             raise UserError(f"unknown stepping {self.stepping!r}{did_you_mean(self.stepping, STEPPING)}")
+        for name, least in (("task_id", 0), ("image_size", 0), ("multisample", 0), ("placements", 1)):
+            value = getattr(self, name)
+            require(is_count(value, least), f"{name}={value!r} is not a whole number from {least} up")
+        require(0 <= self.lod_mm < np.inf, f"lod_mm={self.lod_mm} is not a size in mm: use 0 for the original meshes")
         if self.stepping != "robosuite" and not native_is_tested():
             object.__setattr__(self, "stepping", "robosuite")  # here, so that rows and manifests name what ran
 
@@ -182,6 +193,8 @@ class LiberoEnv:
             )
         if not np.isfinite(state).all():
             raise UserError(f"initial state of {self.task.name} has numbers that are not finite")
+        if np.abs(state[1:]).max() > LARGEST:  # MuJoCo's solver may fail on them, which ends the process
+            raise UserError(f"initial state of {self.task.name} has numbers beyond {LARGEST:g} (m, rad, m/s, rad/s)")
         return state
 
     def sample_state(self, seed: int) -> np.ndarray:
@@ -202,15 +215,18 @@ class LiberoEnv:
     def step(self, action: np.ndarray, sample: bool = False) -> bool:
         """One control step (50 ms) of `action` [7] in [-1, 1]; returns whether the goal holds. `sample`: look() follows.
 
-        Raises FloatingPointError when MuJoCo warned: it reset a diverged state behind our back, or contacts or constraints
-        overflowed its arena.
+        Raises ValueError for an action that is none, and FloatingPointError when the controller's matrices became singular
+        or MuJoCo warned: it reset a diverged state behind our back, or contacts or constraints overflowed its arena.
         """
-        if not np.isfinite(action).all():
-            raise ValueError(f"action is not finite at {self.where}: {action}")
+        action = np.asarray(action)
+        check_action(action, self.where)
         self._observation = {}
         env, data = self._control.env, self.data
         before = data.time
-        self._stepper.step(action, self.observe if sample else None)
+        try:
+            self._stepper.step(action, self.observe if sample else None)
+        except np.linalg.LinAlgError as error:
+            raise FloatingPointError(f"the arm's state diverged ({error}) at {self.where}") from error
         if data.warning.number.any() or not data.time > before:  # a state with NaN is reset silently, time included
             raise FloatingPointError(f"{_warnings(data)} at {self.where}")
         self.steps += 1
@@ -265,7 +281,8 @@ class LiberoEnv:
         physics = np.empty(mujoco.mj_stateSize(self.model, kind))
         mujoco.mj_getState(self.model, self.data, physics, kind)
         model, memory = self.model, self._stepper.memory()
-        return Snapshot(physics, model.body_pos.copy(), model.body_quat.copy(), memory, dict(self._observation), self.steps)
+        poses = model.body_pos.copy(), model.body_quat.copy()
+        return Snapshot(physics, *poses, memory, dict(self._observation), self.steps, self._names)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Back to `snapshot`. What follows is bit-equal to what followed it. Raises UserError for another task's."""
@@ -277,6 +294,8 @@ class LiberoEnv:
                 f"a snapshot of {len(snapshot.physics)} numbers and {len(snapshot.body_pos)} bodies is no state of "
                 f"{self.task.name}, which has {size} and {self.model.nbody}"
             )
+        if snapshot.model not in (0, self._names):  # suites have many tasks of one size with other objects
+            raise UserError(f"a snapshot of a model with other bodies or joints is no state of {self.task.name}")
         self.model.body_pos[:], self.model.body_quat[:] = snapshot.body_pos, snapshot.body_quat
         mujoco.mj_setState(self.model, self.data, snapshot.physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self.data.warning.number[:] = 0
@@ -284,6 +303,11 @@ class LiberoEnv:
         self._stepper.set_memory(snapshot.memory)
         self.steps, self._observation = snapshot.steps, dict(snapshot.observation)
         self._control.env._post_process()
+
+    @cached_property
+    def _names(self) -> int:
+        """Checksum of the names of the model's bodies and joints, which come first among all names."""
+        return zlib.crc32(self.model.names[: self.model.name_geomadr[0]])
 
     def derive(self) -> None:
         """Brings poses and velocities up to date with the joints: after a step they lag one substep, as in robosuite.

@@ -109,7 +109,8 @@ def _set_goal(c, action):
         angle = math.sqrt(vec[0] * vec[0] + vec[1] * vec[1] + vec[2] * vec[2])
         quat = np.zeros(4)
         quat[3] = math.cos(angle / 2.0)
-        quat[:3] = vec / angle * math.sin(angle / 2.0)
+        if angle != 0.0:  # it is 0 for a delta whose squares underflow
+            quat[:3] = vec / angle * math.sin(angle / 2.0)
         c.goal_ori[:] = np.dot(quat2mat(quat), c.ee_ori.copy())  # quat2mat rounds to float32, as robosuite does
     for i in range(3):
         c.goal_pos[i] = c.ee_pos[i] + delta[i]

@@ -10,6 +10,7 @@ import numpy as np
 from vla_wmrl.config import base_suite
 
 CONTROL_HZ = 20
+ACTION_SIZE = 7  # hand translation, rotation, gripper
 SETTLE_STEPS = 10  # not counted against the limit
 SETTLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
@@ -22,6 +23,16 @@ STATE_KEY = "observation.state"
 def max_steps(suite: str) -> int:
     """Control steps an episode of `suite` may take; a LIBERO-PRO suite (libero_10_swap) has those of the one it perturbs."""
     return MAX_STEPS[base_suite(suite)]
+
+
+def check_action(action: np.ndarray, where: str, shape: tuple[int, ...] = (ACTION_SIZE,)) -> None:
+    """Raises ValueError, beginning with `where`, unless `action` has `shape` and is finite real numbers."""
+    if action.shape != shape:
+        raise ValueError(f"{where}: an action has shape {shape}, not {action.shape}")
+    if action.dtype.kind not in "fiub":
+        raise ValueError(f"{where}: an action is real numbers, not {action.dtype}")
+    if not np.isfinite(action).all():
+        raise ValueError(f"{where}: the action is not finite: {action}")
 
 
 def axis_angle(quat: np.ndarray) -> np.ndarray:

@@ -17,3 +17,4 @@ class Snapshot:
     memory: dict[str, np.ndarray]  # the controller's
     observation: dict[str, np.ndarray] = field(default_factory=dict)  # the look at this instant, if one was made
     steps: int = 0
+    model: int = 0  # checksum of the names of its bodies and joints; 0 where it was not kept

@@ -112,7 +112,8 @@ def pack(starts: Sequence[Start]) -> dict:
     snaps = [s.snapshot for s in starts]
     for name in ("physics", "body_pos", "body_quat"):
         packed[name] = np.stack([getattr(s, name) for s in snaps])
-    packed["steps"] = np.array([s.steps for s in snaps])
+    for name in ("steps", "model"):
+        packed[name] = np.array([getattr(s, name) for s in snaps])
     for name in ("memory", "observation"):
         packed[name] = {k: np.stack([getattr(s, name)[k] for s in snaps]) for k in getattr(snaps[0], name)}
     return packed
@@ -126,7 +127,9 @@ def unpack(packed: dict) -> list[Start]:
         if "physics" in packed:
             arrays = {name: packed[name][i] for name in ("physics", "body_pos", "body_quat")}
             nested = {name: {k: v[i] for k, v in packed[name].items()} for name in ("memory", "observation")}
-            snapshot = Snapshot(**arrays, **nested, steps=int(packed["steps"][i]))
+            snapshot = Snapshot(
+                **arrays, **nested, steps=int(packed["steps"][i]), model=int(packed["model"][i]) if "model" in packed else 0
+            )
         scalars = {name: packed[name][i] for name in _SCALARS}
         kinds = {f.name: {"int": int, "str": str, "float": float}.get(str(f.type)) for f in fields(Start)}
         scalars = {name: kinds[name](value) for name, value in scalars.items()}

@@ -91,5 +91,7 @@ class Stepper:
         if self.mode != native.EXACT:  # many free objects make a block-diagonal Hessian, which "auto" takes for dense
             self.model.opt.jacobian = mujoco.mjtJacobian.mjJAC_SPARSE
         row = np.ascontiguousarray(action, dtype=np.float64).reshape(1, 7)
-        native.run(self.context, row, first, self.substeps if last is None else last, self.mode)
-        self.model.opt.jacobian = own  # the model is shared with robosuite, whose own steps keep their bits
+        try:
+            native.run(self.context, row, first, self.substeps if last is None else last, self.mode)
+        finally:
+            self.model.opt.jacobian = own  # the model is shared with robosuite, whose own steps keep their bits

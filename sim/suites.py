@@ -60,7 +60,12 @@ def libero_modules():
     """LIBERO's modules, from either distribution that owns the `libero` namespace, imported without its stdin prompt."""
     setup_gl()
     config = Path(os.environ.setdefault("LIBERO_CONFIG_PATH", str(Path.home() / ".cache" / "vla_wmrl" / "libero")))
-    config.mkdir(parents=True, exist_ok=True)
+    try:
+        config.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make LIBERO's folder {config} ({error.strerror}): set LIBERO_CONFIG_PATH to another"
+        ) from error
     from importlib.util import find_spec
 
     root = Path(find_spec("libero").submodule_search_locations[0]) / "libero"

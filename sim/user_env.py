@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sim.gl import robosuite_import_env, setup_gl
-from sim.protocol import STATE_KEY
+from sim.protocol import STATE_KEY, check_action
 from vla_wmrl.errors import UserError, require
 from vla_wmrl.types import Start
 
@@ -108,9 +108,9 @@ class UserEnv:
         self.observe()
 
     def step(self, action: np.ndarray, sample: bool = False) -> bool:
-        if not np.isfinite(action).all():
-            where = f"control step {self.steps} of {self.spec.adapter}, episode {self.episode}"
-            raise ValueError(f"action is not finite at {where}: {action}")
+        action = np.asarray(action)
+        where = f"control step {self.steps} of {self.spec.adapter}, episode {self.episode}"
+        check_action(action, where, action.shape)  # how many numbers it takes, only the adapter knows
         self._observation = {}
         success = bool(self.adapter.step(action))
         self.steps += 1

@@ -16,9 +16,9 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sim.gl import setup_gl
-from sim.gym_env import OPTIONS, LiberoGymEnv, check_action, resolve
+from sim.gym_env import OPTIONS, LiberoGymEnv, resolve
 from sim.libero import EnvSpec
-from sim.protocol import CONTROL_HZ
+from sim.protocol import CONTROL_HZ, check_action
 from sim.workers import WorkerError, WorkerTimeout, one_thread_each
 from vla_wmrl.errors import nearest, require
 

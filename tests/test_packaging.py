@@ -91,6 +91,12 @@ def test_scripts_are_executable_and_the_makefile_has_its_targets():
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
+def test_benchmarks_that_share_code_find_each_other_without_pythonpath():
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        before, found, _ = path.read_text().partition("\nfrom benchmarks.")
+        assert not found or "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))" in before, path.name
+
+
 def test_no_machine_path_or_address_is_committed_with_the_set_up():
     for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".ci/setup", "NOTICE"):
         text = (ROOT / name).read_text()

@@ -78,6 +78,12 @@ def test_a_run_folder_names_every_session(tmp_path):
     assert [s["mujoco"] for s in sessions] == ["3.3.2", "3.3.3"]
 
 
+def test_a_run_folder_that_cannot_be_written_is_a_users_mistake(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write to output_dir .*: name another"):
+        start_run(tmp_path / "file" / "run", TrainConfig(), {})
+
+
 def test_progress_without_a_terminal_prints_lines_even_while_one_unit_lasts():
     out = io.StringIO()
     with Progress(4, "rollouts", out, every_s=0.05) as bar:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from math import inf
 from typing import Literal
 
 from vla_wmrl.arms import check_arm
@@ -56,7 +57,7 @@ class EnvConfig:
         for task_id in self.task_ids:
             require(0 <= task_id < n, f"env.task_ids: {self.suite} has tasks 0 to {n - 1}, not {task_id}")
         require(16 <= self.image_size <= 1024, f"env.image_size={self.image_size} is outside 16..1024 pixels")
-        require(self.lod_mm >= 0, f"env.lod_mm={self.lod_mm} is negative: use 0 for the original meshes")
+        require(0 <= self.lod_mm < inf, f"env.lod_mm={self.lod_mm} is no size in mm: use 0 for the original meshes")
         require(self.multisample >= 0, f"env.multisample={self.multisample} is negative: use 0 for none")
         require(self.max_steps is None or self.max_steps > 0, f"env.max_steps={self.max_steps} must be positive")
         require(self.init_ids is None or len(self.init_ids) > 0, "env.init_ids is empty: leave it out for all")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vla_wmrl import arguments
-from vla_wmrl.errors import require
+from vla_wmrl.errors import UserError, require
 
 
 def plain(value: Any) -> Any:
@@ -76,9 +76,12 @@ class JsonLines:
 def start_run(output_dir: str | Path, cfg: object, manifest: dict) -> Path:
     """Make a run folder with config.yaml and manifest.json; on a resume the manifest becomes one more of a list."""
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     once = dataclasses.replace(cfg, resume=False)  # so that the file starts a new run, too
-    arguments.save(once, folder / "config.yaml")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments.save(once, folder / "config.yaml")
+    except OSError as error:
+        raise UserError(f"cannot write to output_dir {folder} ({error.strerror}): name another --output_dir") from error
     path = folder / "manifest.json"
     sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.exists() else []
     write_json(path, {"sessions": [*sessions, {"started": time.strftime("%Y-%m-%d %H:%M:%S"), **manifest}]})

@@ -135,6 +135,46 @@ def test_actions_that_are_not_finite_are_refused_with_the_step(env):
         env.step(np.array([0, 0, np.nan, 0, 0, 0, 0]))
 
 
+@pytest.mark.parametrize("wrong", [np.zeros(6), np.zeros((7, 1)), np.float64(0), ["0"] * 7, [None] * 7, np.zeros(7, complex)])
+def test_what_is_no_action_is_refused_with_the_step_and_moves_nothing(env, wrong):
+    env.reset(env.official_states[0])
+    before = env.snapshot().physics
+    with pytest.raises(ValueError, match=r"control step 0 of libero_10 task 0 .*: an action"):
+        env.step(wrong)
+    np.testing.assert_array_equal(env.snapshot().physics, before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"task_id": i} for i in (-1, "0", 1.5, None)), *({"image_size": i} for i in (-1, 63.5, "64")), {"multisample": -1},
+        {"placements": 0}, {"lod_mm": float("nan")}, {"lod_mm": float("inf")}, {"lod_mm": -1.0}, {"suite": None},
+    ],
+)  # fmt: skip
+def test_a_spec_that_means_nothing_is_refused_where_it_is_made(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        EnvSpec(**wrong)
+
+
+def test_a_singular_arm_is_an_error_with_the_step_and_leaves_the_solver_as_it_was(env, monkeypatch):
+    def singular(*_):
+        raise np.linalg.LinAlgError("Matrix is singular to machine precision.")
+
+    env.reset(env.official_states[0])
+    own = env.model.opt.jacobian
+    monkeypatch.setattr("sim.native.run", singular)
+    with pytest.raises(FloatingPointError, match=r"singular.* at control step 0 of libero_10 task 0"):
+        env.step(np.zeros(7))
+    assert env.model.opt.jacobian == own
+
+
+def test_liberos_folder_that_cannot_be_made_is_a_users_mistake(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "file" / "libero"))
+    with pytest.raises(UserError, match="set LIBERO_CONFIG_PATH"):
+        libero_modules.__wrapped__()
+
+
 def test_errors_of_a_step_name_its_episode(env):
     env.reset(env.official_states[0], key=(0, 7, 2))
     env.step(np.zeros(7))
@@ -169,9 +209,13 @@ def test_states_of_another_model_are_refused(env):
             env.reset(wrong)
     with pytest.raises(UserError, match="not finite"):
         env.reset(np.where(np.arange(len(state)) == 5, np.nan, state))
+    with pytest.raises(UserError, match="beyond 1000"):  # finite, but MuJoCo's solver would end the process
+        env.reset(np.full_like(state, 1e9))
     for wrong in (replace(snapshot, physics=snapshot.physics[:-1]), replace(snapshot, body_pos=snapshot.body_pos[:-1])):
         with pytest.raises(UserError, match="no state of"):
             env.restore(wrong)
+    with pytest.raises(UserError, match="other bodies or joints"):  # of one size: libero_object's tasks differ in names alone
+        env.restore(replace(snapshot, model=snapshot.model ^ 1))
     with pytest.raises(UserError, match="task 1 in a simulator of task 0"):
         begin(env, Start(1, 0))
 

@@ -85,6 +85,7 @@ def test_branch_starts_survive_packing_and_a_draw_depends_on_seed_and_step(recor
     for a, b in zip(starts, again, strict=True):
         assert a.key == b.key and a.split == b.split
         np.testing.assert_array_equal(a.snapshot.physics, b.snapshot.physics)
+        assert a.snapshot.model == b.snapshot.model != 0
         np.testing.assert_array_equal(a.state, b.state)
     bank = BranchStarts([0], seed=3)
     bank.extend(starts)

@@ -16,6 +16,7 @@ BOUND = {"robosuite": 0.0, "exact": 0.0, "near": 1e-8}
 
 
 ACTIONS = np.clip(np.random.default_rng(1).normal(0, 0.4, (30, 7)) - [0, 0, 0.8, 0, 0, 0, 0], -1, 1)
+ACTIONS[2, 3:6] = 1e-300, 0.0, -1e-200  # a rotation, of no angle: its squares underflow
 
 
 @pytest.fixture(scope="module")

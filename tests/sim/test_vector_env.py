@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from sim.gym_env import resolve
+from sim.gym_env import LiberoGymEnv, resolve
 from sim.libero import LiberoEnv
 from sim.rollout import begin
 from sim.vector_env import LiberoVectorEnv
@@ -50,6 +50,14 @@ def test_a_seed_means_the_same_initial_state_everywhere_and_what_does_not_exist_
     ):
         with pytest.raises(UserError, match=message):
             resolve(0, options, "official")
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_steps": 0}, {"max_steps": -1}, {"look_every": 1.5}, {"look_every": 0}, {"render_size": 0}]
+)
+def test_settings_that_mean_nothing_are_refused_and_not_taken_for_the_default(env, setting):
+    with pytest.raises(UserError, match=f"{next(iter(setting))}=.* from 1 up"):
+        LiberoGymEnv(env.spec, **setting)
 
 
 def test_observations_and_rewards_are_those_of_our_own_simulator(env, vector):
