@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
@@ -139,7 +140,8 @@ class Pool:
             except (EOFError, ConnectionError):
                 process = self._workers[name].process
                 process.join(timeout=5.0)  # its pipe closes a moment before it has an exit code
-                said = f"died (exit code {process.exitcode}; out of memory?)"
+                killed = process.exitcode == -signal.SIGKILL  # how Linux ends a process when memory runs out
+                said = f"died (exit code {process.exitcode}{'; out of memory?' if killed else ''})"
             yield name, said
 
     def _end(self, worker: _Worker) -> None:
