@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.sim import MODES, bound, pressing_actions
+from benchmarks.sim import MODES, bound, controls_of, pressing_actions
 from sim.libero import EnvSpec, LiberoEnv
 from vla_wmrl.tracking import write_json
 
@@ -34,17 +34,6 @@ STAGES = {  # in the order of mj_step (MuJoCo 3.3, Euler); what is left out does
     "integration": ("mj_sensorAcc", "mj_Euler"),
 }
 BLOCK = 20  # control steps
-
-
-def controls_of(env: LiberoEnv, actions: np.ndarray) -> np.ndarray:
-    """[25 * steps, nu]: what the controller of `fast` commands, substep by substep."""
-    start, stepper, controls = env.snapshot(), env._stepper, []
-    for action in actions:
-        for substep in range(stepper.substeps):
-            stepper.run(action, substep, substep + 1)
-            controls.append(env.data.ctrl.copy())
-    env.restore(start)
-    return np.stack(controls)
 
 
 def by_stage(env: LiberoEnv, controls: np.ndarray) -> dict[str, float]:

@@ -142,16 +142,22 @@ def equivalence(bddl: str, ours: LiberoEnv, state: np.ndarray) -> dict:
             "bit_equal": not any(worst.values())}  # fmt: skip
 
 
-def bound(env: LiberoEnv, actions: np.ndarray):
-    """A call that replays the controls of `actions` through bare mj_step from where `env` stands."""
-    import mujoco
-
+def controls_of(env: LiberoEnv, actions: np.ndarray) -> np.ndarray:
+    """[25 * steps, nu]: what the controller of `env` commands, substep by substep; `env` stays where it stands."""
     start, stepper, controls = env.snapshot(), env._stepper, []
     for action in actions:
         for substep in range(stepper.substeps):
             stepper.run(action, substep, substep + 1)
             controls.append(env.data.ctrl.copy())
     env.restore(start)
+    return np.stack(controls)
+
+
+def bound(env: LiberoEnv, actions: np.ndarray):
+    """A call that replays the controls of `actions` through bare mj_step from where `env` stands."""
+    import mujoco
+
+    controls = controls_of(env, actions)
 
     def replay() -> None:
         env.model.opt.jacobian = mujoco.mjtJacobian.mjJAC_SPARSE

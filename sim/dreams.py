@@ -111,11 +111,11 @@ class DreamtStarts:
 
     def _dream(self, step: int) -> None:
         cfg, rng = self.cfg, np.random.default_rng([19, self.cfg.seed, step])
-        ids, many = self.init_ids, min(self.cfg.groups.dream_episodes, self.cfg.groups.dream_resets)
+        ids = self.init_ids
         starts = [
             Start(task, ids[i], split=cfg.env.train_split, state=self.initial[task][i])
             for task in cfg.env.task_ids
-            for i in rng.choice(len(ids), min(many, len(ids)), replace=False)
+            for i in rng.choice(len(ids), min(cfg.groups.dream_episodes, len(ids)), replace=False)
         ]
         dreams: list[Dream] = self.world.submit(Dreams(cfg.groups.dream_looks, (cfg.seed, step, STREAM)), starts).result()
         self.bank = BranchStarts(cfg.env.task_ids, cfg.seed, EVERYTHING)
