@@ -3,9 +3,9 @@
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=0:40 --segments=DIR
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=150:170 --per_moment=8 \\
         --moments_per_event=1 --segments=DIR
-    python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --updates=3000 --world_model=DIR
     python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=200:240 --eta=0 --rollouts=DIR
     python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=240:280 --eta=0.3 --rollouts=DIR
+    python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --rollouts=DIR --updates=3000 --world_model=DIR
     python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --scenes=DIR --rollouts=DIR \\
         --updates=2200 --world_model=DIR
 
@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.world_model_gates import HELD_OUT
 from sim.imagine import task_specs
 from sim.libero import EnvSpec
-from sim.near_misses import NearMissJob, load_segments, save_segments
-from sim.rollout import PolicyRef, RolloutJob
+from sim.near_misses import ARRAYS, NearMissJob, load_segments, save_segments
+from sim.rollout import PolicyRef, RolloutJob, Trace
 from sim.workers import Pool
 from vla_wmrl.policies.flow import FlowPolicy
 from vla_wmrl.types import Start
@@ -87,7 +87,9 @@ def fit(args: argparse.Namespace) -> None:
     every = [s.trace for file in sorted(folder.glob("*.npz")) for s in load_segments(file)]
     near = [t for t in every if t.init_id < HELD_OUT]
     model.observe(near, "near_miss")
-    print(f"{len(demos)} demonstrations, {len(near)} near misses")
+    own = [read_trace(file) for file in sorted(Path(args.rollouts).glob("*.npz"))] if args.rollouts else []
+    model.observe(own, "policy")
+    print(f"{len(demos)} demonstrations, {len(near)} near misses, {len(own)} episodes of a policy")
     begun = time.monotonic()
 
     def log(i: int, horizon: int, losses: dict[str, float]) -> None:
@@ -101,8 +103,15 @@ def fit(args: argparse.Namespace) -> None:
     model.save(out)
 
 
+def read_trace(file: Path) -> Trace:
+    """The control steps of an episode that `rollouts` saved."""
+    data = np.load(file)
+    arrays = {name: data[f"trace_{name}"] for name in ARRAYS}
+    return Trace(int(data["task_id"]), int(data["init_id"]), **arrays)
+
+
 def rollouts(args: argparse.Namespace) -> None:
-    """A policy's own episodes, its failures among them: where the decoder must be right, and demonstrations never are."""
+    """A policy's own episodes, its failures among them: where the model must be right, and demonstrations never are."""
     folder = Path(args.rollouts)
     folder.mkdir(parents=True, exist_ok=True)
     inits = range(*(int(n) for n in args.inits.split(":")))
@@ -112,16 +121,17 @@ def rollouts(args: argparse.Namespace) -> None:
     size, saved = 4, 0
     jobs = [
         RolloutJob(spec=spec, starts=tuple(Start(task, i) for i in part), members=(0,) * len(part), policy=policy,
-                   seed=(args.seed, 7), stochastic=args.eta > 0, width=size)
+                   seed=(args.seed, 7), stochastic=args.eta > 0, width=size, record=True)
         for part in (inits[k : k + size] for k in range(0, len(inits), size))
         for task, spec in specs.items()
     ]  # fmt: skip
     with Pool(args.workers) as pool:
         for _, recorded in pool.run(jobs):
-            for r in (item.rollout for item in recorded):
+            for r, trace in ((item.rollout, item.trace) for item in recorded):
                 file = folder / f"t{r.start.task_id}_i{r.start.init_id}_eta{args.eta:g}.npz"
                 np.savez(file, states=r.states[: r.looks], features=r.inputs["features"].astype(np.float16),
-                         task_id=r.start.task_id, init_id=r.start.init_id, success=r.success)  # fmt: skip
+                         task_id=r.start.task_id, init_id=r.start.init_id, success=r.success,
+                         **{f"trace_{name}": getattr(trace, name) for name in ARRAYS})  # fmt: skip
                 saved += 1
             print(f"{saved} episodes", flush=True)
 

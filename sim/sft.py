@@ -47,6 +47,9 @@ from vla_wmrl.tracking import JsonLines
 SUITES_OF_SENTENCES = ("libero_10",)  # a new policy's tokenizer knows these tasks' words besides the data's own
 GRAD_CLIP, WEIGHT_DECAY, FINAL_LR = 1.0, 1e-4, 0.02  # FINAL_LR: share of the peak
 STATE_NOISE = 0.02  # of the normalised robot state, so that the policy looks at the images
+# A hand that always points down tilts by a degree as it moves; normalised, that is several standard deviations, and a
+# policy then tells the phase of the task from it: brittle for real, and no world model foretells tenths of a degree.
+TURN_NOISE, TURN = 0.03, slice(3, 6)  # rad, of the axis-angle in LIBERO's state
 LOG_EVERY = 20
 Processors = tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]
 
@@ -178,6 +181,7 @@ def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: D
     log = JsonLines(out / "metrics.jsonl", keep=lambda row: row["step"] <= done)
     with Progress(cfg.steps, "training", done=done) as bar:
         for step, (rows, batch) in enumerate(batches(cfg, policy, data, done), done + 1):
+            batch[STATE_KEY][:, TURN] += TURN_NOISE * torch.randn_like(batch[STATE_KEY][:, TURN])
             batch = before(batch)
             batch[STATE_KEY] = batch[STATE_KEY] + STATE_NOISE * torch.randn_like(batch[STATE_KEY])
             if features is not None:

@@ -13,8 +13,9 @@ from vla_wmrl.world_model.geometry import frame
 from vla_wmrl.world_model.scene import Context
 
 ROBOT_PARTS, BODY_PARTS = (3, 6, 2, 3, 2), (3, 3, 3, 3, 3)
-ROBOT_FEATURES, BODY_FEATURES, ACTION_FEATURES = 20, 37, 20
+ROBOT_FEATURES, BODY_FEATURES, ACTION_FEATURES = 26, 37, 20
 CENTRE, OPEN_WIDTH, WIDE = (-0.03, 0.05, 0.55), 0.04, 0.07  # m: the table's middle, half-open and nearly open fingers
+TILT = 0.04  # rad: a hand that points down is never far from it, and policies act on a degree
 FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asymmetry
 ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
 ROBOT_SHIFT = torch.tensor([-c / 0.15 for c in CENTRE] + [0.0] * 6 + [-50.0 * OPEN_WIDTH] + [0.0] * 9)
@@ -38,7 +39,7 @@ def robot_features(p: Parts) -> Tensor:
     width = p.fingers @ FINGERS
     turned = (p.velocity[:, None] @ p.frame)[:, 0]
     plain = torch.cat([p.pos, p.rot, width, p.finger_velocity, turned, p.velocity], dim=-1) * ROBOT_SCALE + ROBOT_SHIFT
-    return torch.cat([plain, torch.tanh((width[:, :1] - WIDE) / 0.004)], dim=-1)
+    return torch.cat([plain, torch.tanh((width[:, :1] - WIDE) / 0.004), torch.tanh(p.rot / TILT)], dim=-1)
 
 
 def body_features(p: Parts, context: Context) -> Tensor:

@@ -44,7 +44,7 @@ class FitConfig:
 
 
 # Huber units: an error of one unit is where the loss turns linear
-EEF_UNIT, EEF_TURN_UNIT, FINGER_UNIT, BODY_UNIT, BODY_TURN_UNIT = 0.005, 0.05, 0.003, 0.01, 0.25
+EEF_UNIT, EEF_TURN_UNIT, FINGER_UNIT, BODY_UNIT, BODY_TURN_UNIT = 0.005, 0.005, 0.003, 0.01, 0.25
 
 
 class StateSpaceModel:
