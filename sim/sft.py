@@ -49,7 +49,7 @@ GRAD_CLIP, WEIGHT_DECAY, FINAL_LR = 1.0, 1e-4, 0.02  # FINAL_LR: share of the pe
 STATE_NOISE = 0.02  # of the normalised robot state, so that the policy looks at the images
 # A hand that always points down tilts by a degree as it moves; normalised, that is several standard deviations, and a
 # policy then tells the phase of the task from it: brittle for real, and no world model foretells tenths of a degree.
-TURN_NOISE, TURN = 0.03, slice(3, 6)  # rad, of the axis-angle in LIBERO's state
+TURN_NOISE, TURN, LIBERO_STATE = 0.03, slice(3, 6), 8  # rad, of the axis-angle in LIBERO's state of 8 numbers
 LOG_EVERY = 20
 Processors = tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]
 
@@ -181,9 +181,7 @@ def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: D
     log = JsonLines(out / "metrics.jsonl", keep=lambda row: row["step"] <= done)
     with Progress(cfg.steps, "training", done=done) as bar:
         for step, (rows, batch) in enumerate(batches(cfg, policy, data, done), done + 1):
-            batch[STATE_KEY][:, TURN] += TURN_NOISE * torch.randn_like(batch[STATE_KEY][:, TURN])
-            batch = before(batch)
-            batch[STATE_KEY] = batch[STATE_KEY] + STATE_NOISE * torch.randn_like(batch[STATE_KEY])
+            batch = blurred(batch, before)
             if features is not None:
                 batch["features"] = features[rows].to(torch.float32)
             update_policy(tracker, prepared, batch, optimiser, GRAD_CLIP, accelerator, scheduler)
@@ -197,6 +195,16 @@ def train(cfg: SftConfig, policy: SmolVLAPolicy, processors: Processors, data: D
                 checkpoint_io.make_portable(folder / PRETRAINED_MODEL_DIR, policy.config.vlm_model_name)
                 update_last_checkpoint(folder)
     log.close()
+
+
+def blurred(batch: dict, before: PolicyProcessorPipeline) -> dict:
+    """`batch` normalised by `before`, its robot state [B, 8] with noise: on the hand's rotation, then on everything."""
+    state = batch[STATE_KEY].clone()
+    if state.shape[1] == LIBERO_STATE:
+        state[:, TURN] += TURN_NOISE * torch.randn_like(state[:, TURN])
+    batch = before({**batch, STATE_KEY: state})
+    batch[STATE_KEY] = batch[STATE_KEY] + STATE_NOISE * torch.randn_like(batch[STATE_KEY])
+    return batch
 
 
 def _settings(cfg: SftConfig, policy: SmolVLAPolicy) -> TrainPipelineConfig:

@@ -194,3 +194,14 @@ def test_an_object_that_a_task_lacks_teaches_nothing_and_spoils_nothing(roots, t
     policy, *_ = checkpoint_io.load(tmp_path)
     assert np.isfinite(vision.warm_up(policy, data, steps=3, batch_size=8, lr=1e-3, seed=0))
     assert all(torch.isfinite(p).all() for p in policy.parameters())
+
+
+def test_a_policy_cannot_read_the_phase_off_a_hand_that_tilts_by_a_degree():
+    """Demonstrations tilt it by half a degree: normalised, a degree was two standard deviations, and policies acted on it."""
+    still = torch.zeros(4000, 8)
+    spread = sft.blurred({STATE_KEY: still}, lambda batch: {STATE_KEY: 10 * batch[STATE_KEY]})[STATE_KEY].std(0)
+    assert torch.allclose(spread[3:6], torch.full((3,), 10 * sft.TURN_NOISE), rtol=0.1), spread  # rad, before normalisation
+    assert (spread[[0, 1, 2, 6, 7]] < 1.2 * sft.STATE_NOISE).all()
+    assert not still.any()  # the data stays as it is
+    other = sft.blurred({STATE_KEY: torch.zeros(4000, 9)}, dict)[STATE_KEY].std(0)
+    assert (other < 1.2 * sft.STATE_NOISE).all()  # whose numbers 3 to 5 may be anything

@@ -74,3 +74,17 @@ def test_padding_is_nobodys_neighbour(tasks):
 def test_the_goal_of_an_object_is_the_basket_that_owns_the_region(tasks):
     assert tasks[0].targets() == {"soup_1": "basket_1", "sauce_1": "basket_1"}
     assert tasks[0].body("basket_1_contain_region") == "basket_1" and tasks[0].body("table_region") is None
+
+
+def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_degree():
+    """At a unit of three degrees it was a degree off, and policies that read degrees off the hand were imagined wrong."""
+    from vla_wmrl.world_model import features, latent
+
+    def seen(angle):
+        robot = torch.zeros(1, 16)
+        robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi + angle, 0, 0])))
+        return features.robot_features(features.Parts(robot, torch.zeros(1, 1, 15)))
+
+    half = np.radians(0.5)
+    assert float((seen(half) - seen(0.0)).abs().max()) > 0.1
+    assert half > latent.EEF_TURN_UNIT  # where the loss is linear
