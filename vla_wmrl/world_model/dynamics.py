@@ -1,7 +1,8 @@
 """The dynamics of a hand and the objects of a goal, one control step (50 ms) at a time, and what to read off a state.
 
 Object-centric: every body goes through the same network (with an embedding of its type), the hand sees the maximum over
-bodies. A body follows the hand (gate `hold`) or moves by itself (gate `free`, with its own velocity).
+bodies, and can be stopped along its axes. A body follows the hand (gate `hold`) or moves by itself (gate `free`, with its
+own velocity).
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from vla_wmrl.world_model.geometry import turn
 from vla_wmrl.world_model.scene import Context
 
 LIMIT = 0.042  # m, of a finger joint
-BODY_OUTPUTS, ROBOT_OUTPUTS = (
-    9,
-    9,
-)  # body: hold, free, push 3, spin 3, noise; robot: position 3, rotation 3, fingers 2, noise
+BODY_OUTPUTS, ROBOT_OUTPUTS, TOUCH = 9, 12, 64
+# body: hold, free, push 3, spin 3, noise; robot: position 3, rotation 3, fingers 2, noise, stops 3
 EEF_STEP, EEF_TURN, FINGER_STEP, BODY_STEP, BODY_TURN = 0.005, 0.02, 0.003, 0.01, 0.05  # scales of the outputs
 NOISE_SCALE = 0.002  # m a control step, at a raw output of 0
 
@@ -53,7 +52,10 @@ class Dynamics(nn.Module):
         self.first = nn.Linear(state + ACTION_FEATURES, width)
         self.second = nn.Linear(width, width)
         self.body_out = nn.Linear(width, BODY_OUTPUTS)
-        self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width, width)
+        # what stops the hand (fingers on a rim) is not what moves a body: layers of its own
+        touching = state + ACTION_FEATURES + features.TOUCH_FEATURES
+        self.touch = nn.Sequential(nn.Linear(touching, TOUCH), nn.SiLU(), nn.Linear(TOUCH, TOUCH), nn.SiLU())
+        self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width + TOUCH, width)
         self.robot_out = nn.Linear(width, ROBOT_OUTPUTS)
         self.arm = nn.Linear(14, 6)  # the free arm is nearly linear in two actions
         self.momentum = nn.Parameter(torch.full((3,), 0.4))
@@ -66,6 +68,7 @@ class Dynamics(nn.Module):
                 layer.weight.mul_(0.1)
                 layer.bias.zero_()
             self.body_out.bias[:2] = -3.0  # nothing moves by itself, nothing is held
+            self.robot_out.bias[-3:] = -4.0  # nothing stops the hand
             self.arm.weight.zero_()
             self.arm.bias.zero_()
             self.arm.weight[torch.arange(3), torch.arange(3)] = 1.5  # x EEF_STEP, at a momentum of 0.4: 1.25 cm a unit
@@ -87,16 +90,20 @@ class Dynamics(nn.Module):
         back = p.frame.transpose(-1, -2)  # from the hand's frame to the world's
         hand = torch.cat([features.robot_features(p), features.action_features(action, previous, p.frame)], dim=-1)
         seen = torch.cat([features.body_features(p, context), tags], dim=-1)
-        x = F.silu(self.first(torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)))
-        x = F.silu(self.second(x))
+        pairs = torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)
+        x = F.silu(self.second(F.silu(self.first(pairs))))
         present = context.present[..., None]
-        own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, (x * present).amax(dim=1)], dim=-1))))
-        moving, grip, hand_scale = own.split((6, 2, 1), dim=-1)
+        touch = self.touch(torch.cat([pairs, features.touch_features(p)], dim=-1))
+        pooled = (torch.cat([x, touch], dim=-1) * present).amax(dim=1)
+        own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, pooled], dim=-1))))
+        moving, grip, hand_scale, stops = own.split((6, 2, 1, 3), dim=-1)
         gates, motion, body_scale = self.body_out(x).split((2, 6, 1), dim=-1)
         scales = torch.cat([hand_scale, body_scale[..., 0]], dim=1)
 
         move, omega = (drive.unflatten(-1, (2, 3)) + moving.unflatten(-1, (2, 3)) @ back).unbind(1)
         move = move * EEF_STEP + self.momentum * p.velocity * CONTROL_S
+        passes = 1 - torch.sigmoid(stops)  # along the hand's axes: fingers that landed on something do not go on
+        move = ((move[:, None] @ p.frame) * passes[:, None] @ back)[:, 0]
         omega = omega * EEF_TURN
         push, spin = (motion.unflatten(-1, (2, 3)) @ back[:, None]).unbind(2)
         hold, free = torch.sigmoid(gates).split(1, dim=-1)

@@ -15,6 +15,8 @@ from vla_wmrl.world_model.scene import Context
 ROBOT_PARTS, BODY_PARTS = (3, 6, 2, 3, 2), (3, 3, 3, 3, 3)
 ROBOT_FEATURES, BODY_FEATURES, ACTION_FEATURES = 26, 37, 20
 CENTRE, OPEN_WIDTH, WIDE = (-0.03, 0.05, 0.55), 0.04, 0.07  # m: the table's middle, half-open and nearly open fingers
+LEVELS, SIDES = torch.arange(0.01, 0.075, 0.01), torch.tensor([0.007, 0.015, 0.03, 0.045])  # m
+SOFT, TOUCH_FEATURES = 0.004, 7 + 2 * 4
 TILT = 0.04  # rad: a hand that points down is never far from it, and policies act on a degree
 FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asymmetry
 ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
@@ -70,6 +72,16 @@ def body_features(p: Parts, context: Context) -> Tensor:
             velocity * 4,
         ],
         dim=-1,
+    )
+
+
+def touch_features(p: Parts) -> Tensor:
+    """[B, M, TOUCH_FEATURES]: what decides whether fingers land on a body, as soft thresholds: how high the hand is above its
+    centre, and how far beside it along either axis of the hand."""
+    above = torch.tanh((-p.away[..., 2:] - LEVELS) / SOFT)
+    beside = (p.away @ p.frame)[..., :2].abs()
+    return torch.cat(
+        [above, torch.tanh((beside[..., :1] - SIDES) / SOFT), torch.tanh((beside[..., 1:] - SIDES) / SOFT)], dim=-1
     )
 
 
