@@ -101,6 +101,9 @@ def test_every_arm_trains_and_counts_what_it_executed(run, arm):
     assert len(after) == 2 and {r["task"] for r in after} == {"second"} and all(r["held_out"] for r in after)
     assert ledger["worker_time/sandbox_evaluation_s"] == 2 * 2 * 2, "before and after"
     assert (folder / "policy" / "spec_policy.safetensors").is_file()
+    page = (folder / "report.html").read_text()
+    assert "second" in page and "sandbox: training" in page and "Reward, all groups" in page
+    assert ("anchor pairs" in page) == (arm in ("debias", "wmrl"))
 
 
 def test_a_resumed_run_is_the_same_run(run):

@@ -1,4 +1,4 @@
-"""`vla-wmrl research {tasks,run,train,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
+"""`vla-wmrl research {tasks,run,train,eval,fidelity,report}`: arguments in, tables out. Heavy imports come after the checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from text_agents.autoresearch import config
 from text_agents.autoresearch.train_config import ResearchTrainConfig
 from vla_wmrl import arguments
 from vla_wmrl.errors import nearest, require
-from vla_wmrl.tracking import write_json
+from vla_wmrl.tracking import plain, write_json
 
 COMMANDS: dict[str, type] = {
     "tasks": config.ResearchTasksConfig,
@@ -19,6 +19,7 @@ COMMANDS: dict[str, type] = {
     "train": ResearchTrainConfig,
     "eval": config.ResearchEvalConfig,
     "fidelity": config.ResearchFidelityConfig,
+    "report": config.ResearchReportConfig,
 }
 
 
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
     if name == "train":
         return train(rest)
     cfg = arguments.load(cls, rest)
-    return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity}[name](cfg)
+    return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity, "report": report}[name](cfg)
 
 
 def train(argv: Sequence[str]) -> int:
@@ -144,16 +145,17 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
             new = [
                 {"arm": cfg.agent, "seed": cfg.seed, "task": name, "held_out": held_out, "member": t.member,
                  "percentile": t.percentile, "reward": t.reward, "statuses": [x.status for x in t.turns],
-                 "scores": [x.score for x in t.turns], "sandbox_s": t.sandbox_s, "wall_s": wall / len(group),
+                 "scores": [x.score for x in t.turns], "ranks": [x.rank for x in t.turns],
+                 "sandbox_s": t.sandbox_s, "wall_s": wall / len(group),
                  "texts": t.texts}
                 for t in group
             ]  # fmt: skip
             with path.open("a", encoding="utf-8") as f:  # a task at a time: what is there after an interruption is whole
-                f.write("".join(json.dumps(row) + "\n" for row in new))
+                f.write("".join(json.dumps(plain(row)) + "\n" for row in new))
             rows += new
             print(f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True)
     summary = summarise(rows)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    write_json(folder / "summary.json", summary)
     print(leaderboard(summary))
     return 0
 
@@ -195,8 +197,13 @@ def task_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def known(value: float | None) -> bool:
+    """Whether there is a value: ungraded is NaN in memory and null in files."""
+    return value is not None and value == value
+
+
 def _mean(rows: Sequence[dict], name: str) -> float:
-    values = [r[name] for r in rows if r[name] == r[name]]
+    values = [r[name] for r in rows if known(r[name])]
     return sum(values) / len(values) if values else float("nan")
 
 
@@ -207,7 +214,7 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
         own = [r for r in rows if r["task"] == name]
         summary.append({
             "arm": own[0]["arm"], "seed": own[0]["seed"], "task": name, "held_out": own[0]["held_out"],
-            "percentile": _mean(own, "percentile"), "n": sum(r["percentile"] == r["percentile"] for r in own),
+            "percentile": _mean(own, "percentile"), "n": sum(known(r["percentile"]) for r in own),
             "sandbox_s": sum(r["sandbox_s"] for r in own), "wall_s": sum(r["wall_s"] for r in own),
         })  # fmt: skip
     return summary
@@ -257,3 +264,12 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
 def _with_interval(entry: dict, key: str) -> str:
     value, bounds = entry["figures"].get(key, float("nan")), entry["intervals"].get(key)
     return f"{value:.3f}" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
+
+
+def report(cfg: config.ResearchReportConfig) -> int:
+    from text_agents.autoresearch import report as pages
+
+    path = pages.write(cfg.output_dir)
+    print(leaderboard(summarise(pages.trajectories(cfg.output_dir))))
+    print(f"report: {path}")
+    return 0

@@ -101,3 +101,13 @@ class ResearchFidelityConfig:
         for name in self.predictor:
             require(name in PREDICTORS, f"unknown predictor {name!r}{nearest(name, PREDICTORS)}")
         require(self.bootstrap >= 0, f"bootstrap={self.bootstrap}: use 0 for no intervals")
+
+
+@dataclass
+class ResearchReportConfig:
+    """Write report.html of a run of research train or eval, and print its leaderboard."""
+
+    output_dir: str | None = None  # folder of the run
+
+    def validate(self) -> None:
+        require(self.output_dir is not None, "no run: pass --output_dir=FOLDER of a run")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from text_agents.autoresearch import embedded
+from text_agents.autoresearch import embedded, report
 from text_agents.autoresearch.commands import leaderboard, limits_of, summarise, task_names
 from text_agents.autoresearch.execute import brief
 from text_agents.autoresearch.fidelity import read_rows
@@ -24,6 +24,7 @@ from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
+from vla_wmrl.report import write_calibration
 from vla_wmrl.streams import make_debias, make_fusion
 from vla_wmrl.tracking import JsonLines, Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
@@ -175,9 +176,12 @@ class Run:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
         self.policy.save(self.folder / "policy")
+        if self.loop.debias is not None:
+            write_calibration(self.folder / "calibration.json", self.loop.debias)
         if cfg.eval.after:
             self.evaluate("eval_after")
         write_json(self.folder / "ledger.json", self.loop.ledger.metrics())
+        print(f"report: {report.write(self.folder)}")
 
     def close(self) -> None:
         self.real.close()
