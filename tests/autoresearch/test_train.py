@@ -106,15 +106,26 @@ def test_every_arm_trains_and_counts_what_it_executed(run, arm):
     assert ("anchor pairs" in page) == (arm in ("debias", "wmrl"))
 
 
-def test_a_resumed_run_is_the_same_run(run):
-    whole = run("whole", "--steps=4", "--eval.before=false")
-    run("parts", "--steps=2", "--eval.before=false")
-    parts = run("parts", "--steps=4", "--eval.before=false", "--resume=true")
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_resumed_run_is_the_same_run(run, lag):
+    common = ("--eval.before=false", f"--anchors.lag={lag}", "--grpo.lr=0.01")
+    whole = run("whole", "--steps=4", *common)
+    run("parts", "--steps=2", *common)
+    parts = run("parts", "--steps=4", *common, "--resume=true")
     a, b = (checkpoint.load(checkpoint.latest(f))["loop"]["learner"]["weights"] for f in (whole, parts))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    kept = ("step", "reward/env_mean", "reward/wm_mean", "calib/pairs", "sandbox/asked", "worker_time/sandbox_anchors_s")
+    kept = ["step", "reward/env_mean", "reward/wm_mean", "calib/pairs", "worker_time/sandbox_anchors_s"]
+    kept += ["sandbox/asked"] if lag == 0 else []  # late ones are asked for while the row is written
     for first, second in zip(*(read_jsonl(f / "metrics.jsonl") for f in (whole, parts)), strict=True):
         assert [first.get(k) for k in kept] == [second.get(k) for k in kept]
+
+
+def test_late_anchors_cost_what_was_asked_of_the_sandbox(run):
+    folder = run("late", "--steps=3", "--anchors.lag=2", "--eval.before=false")
+    rows = read_jsonl(folder / "metrics.jsonl")
+    assert [r["anchors/groups"] for r in rows] == [0, 0, 1] and rows[-1]["worker_time/sandbox_anchors_s"] == 8
+    ledger = json.loads((folder / "ledger.json").read_text())
+    assert ledger["worker_time/sandbox_anchors_s"] == 3 * 8, "the two groups that no update waited for are paid all the same"
 
 
 def test_twins_begin_as_the_real_rollouts_do(tasks):
@@ -179,6 +190,8 @@ def test_an_update_runs_in_the_real_sandbox_and_again_from_its_memory(tasks, tmp
         (["--output_dir=x", "--tasks=wines"], "did you mean wine"),
         (["--output_dir=x", "--grpo.group_size=1"], "at least 2"),
         (["--output_dir=x", "--turns=9"], "1..8"),
+        (["--output_dir=x", "--anchors.lag=-1"], "anchors.lag=-1 is negative"),
+        (["--output_dir=x", "--arm=real", "--anchors.lag=1"], "both sources"),
         (["--output_dir=x", "--resume=true"], "nothing to resume"),
         (["--output_dir=x", "--world_model.data=nowhere.jsonl", "--tasks=diabetes", "--eval.tasks=wine"], "no file nowhere"),
         (["--output_dir=x", "--sandbox.cpu=1"], "did you mean sandbox.cpu_s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,16 +55,24 @@ class TaskStarts:
 class Roller:
     """Groups of trajectories by one judge, as the loop asks for them; real ones in a thread of their own."""
 
-    def __init__(self, policy: SpecPolicy, tasks: Sequence[ResearchTask], judge: Judge, turns: int, source: str):
+    def __init__(
+        self, policy: SpecPolicy, tasks: Sequence[ResearchTask], judge: Judge, turns: int, source: str, late: bool = False
+    ):  # fmt: skip
+        """late: real groups run on while the policy trains, so they keep the policy that they were called with."""
         self.policy, self.tasks, self.judge, self.turns, self.source = policy, tasks, judge, turns, source
+        self.late = late
         self.thread = ThreadPoolExecutor(1) if source == "real" else None
 
-    def groups(self, starts: Sequence[Start], size: int, seed: Sequence[int]) -> list[tuple[SpecRollout, ...]]:
-        return roll(self.policy, self.tasks, starts, size, seed, self.judge, self.turns, self.source)
+    def groups(
+        self, starts: Sequence[Start], size: int, seed: Sequence[int], policy: SpecPolicy | None = None
+    ) -> list[tuple[SpecRollout, ...]]:
+        return roll(policy or self.policy, self.tasks, starts, size, seed, self.judge, self.turns, self.source)
 
     def __call__(self, starts: Sequence[Start], size: int, seed: Sequence[int]) -> Future | list[tuple[SpecRollout, ...]]:
         """A future of the real groups, which run while the others are imagined; the imagined groups themselves."""
-        return self.groups(starts, size, seed) if self.thread is None else self.thread.submit(self.groups, starts, size, seed)
+        if self.thread is None:
+            return self.groups(starts, size, seed)
+        return self.thread.submit(self.groups, starts, size, seed, copy.deepcopy(self.policy) if self.late else None)
 
     def close(self) -> None:
         if self.thread is not None:
@@ -94,13 +103,13 @@ class Run:
         self.folder = start_run(cfg.output_dir, cfg, {"command": "research train", **names})
         self.policy = SpecPolicy.load(cfg.policy.path) if cfg.policy.path else SpecPolicy(cfg.policy.width, cfg.seed)
         self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl")
-        self.real = Roller(self.policy, self.tasks, self.sandbox, cfg.turns, "real")
+        self.real = Roller(self.policy, self.tasks, self.sandbox, cfg.turns, "real", cfg.anchors.lag > 0)
         self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits))
         imagine = None if self.world is None else Roller(self.policy, self.tasks, self.world, cfg.turns, "imagined")
         self.loop = Loop(
             cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=TaskStarts([t.number for t in tasks.training], cfg.seed),
             execute=self.real, imagine=imagine, reward=lambda rollout: rollout.reward, debias=make_debias(cfg),
-            fusion=make_fusion(cfg), ledger=Ledger(),
+            fusion=make_fusion(cfg), ledger=Ledger(), lag=cfg.anchors.lag,
         )  # fmt: skip
 
     def state_dict(self, step: int) -> dict:
@@ -148,8 +157,7 @@ class Run:
     def after(self, step: int, metrics: dict[str, float]) -> None:
         """After update `step`: account for the sandbox, log, save."""
         ledger = self.loop.ledger
-        ledger.add_worker_seconds("sandbox_anchors", self.sandbox.seconds - self.counted)
-        self.counted = self.sandbox.seconds
+        ledger.add_worker_seconds("sandbox_anchors", sum(r.seconds for r in self.loop.executed))
         metrics |= ledger.metrics() | {"sandbox/asked": self.sandbox.asked, "sandbox/ran": self.sandbox.ran}
         if self.world is not None:
             metrics["wm/missing"] = self.world.missing
@@ -171,10 +179,12 @@ class Run:
         sinks = [TensorBoardSink(self.folder, done + 1)] if log.tensorboard else []
         sinks += [WandbSink(self.folder, log.wandb_project)] if log.wandb else []
         self.tracker = Tracker(self.folder, done, tuple(sinks))
-        self.counted = self.sandbox.seconds
         with Progress(cfg.steps, f"policy updates ({cfg.arm})", done=done) as self.bar:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
+        for begun in self.loop.late.waiting:  # no update is left for them, but they were asked for, and cost what they cost
+            seconds = sum(r.seconds for group in begun.executing.result() for r in group)
+            self.loop.ledger.add_worker_seconds("sandbox_anchors", seconds)
         self.policy.save(self.folder / "policy")
         if self.loop.debias is not None:
             write_calibration(self.folder / "calibration.json", self.loop.debias)

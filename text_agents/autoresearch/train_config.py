@@ -29,6 +29,17 @@ class SpecPolicyConfig:
 
 
 @dataclass
+class LateAnchorsConfig(AnchorsConfig):
+    lag: int = 0  # updates later that an anchor trains, with its own importance ratio; its execution overlaps with them
+
+    def validate(self) -> None:
+        super().validate()
+        require(self.lag >= 0, f"anchors.lag={self.lag} is negative")
+        mixed = 0 < self.fraction < 1
+        require(self.lag == 0 or mixed, "anchors.lag needs an arm with both sources: imagined groups train meanwhile")
+
+
+@dataclass
 class OutcomeModelConfig:
     kind: Literal["outcomes", "language", "none"] = "outcomes"  # fitted to past executions, a language model, or none
     data: str | None = "results/autoresearch/fidelity.jsonl.gz"  # past executions (benchmarks/research_fidelity.py)
@@ -78,7 +89,7 @@ class ResearchTrainConfig:
     memory: str | None = None  # JSON-lines file of sandbox outcomes by content, shared by runs; null: in output_dir
     policy: SpecPolicyConfig = field(default_factory=SpecPolicyConfig)
     grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=3e-3, minibatch_looks=4096))
-    anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
+    anchors: LateAnchorsConfig = field(default_factory=LateAnchorsConfig)
     debias: DebiasConfig = field(default_factory=DebiasConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -99,6 +110,6 @@ class ResearchTrainConfig:
         require(len(self.tasks) > 0, "no task: pass --tasks")
         arms.check_arm(self)
         require(
-            self.anchors.minimum <= self.grpo.n_groups,
+            self.anchors.minimum + (self.anchors.lag > 0) <= self.grpo.n_groups,
             f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
         )
