@@ -6,6 +6,7 @@ gets the JSON schema as `response_format`, so that engines with guided decoding 
 
 from __future__ import annotations
 
+import copy
 import json
 import urllib.error
 import urllib.request
@@ -15,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from text_agents.autoresearch import guided
 from vla_wmrl.errors import UserError, require
+from vla_wmrl.world_model.language import consistent
 
 
 class TransformersBackend:
@@ -38,8 +41,16 @@ class TransformersBackend:
         return len(self.ids(_said(text)))
 
     def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
-        """Replies, one a prompt. The schema is not enforced here: broken answers are the caller's to count."""
-        return self.chat([_said(p) for p in prompts], max_tokens)
+        """Replies, one a prompt; with a schema by constrained decoding, so that none is broken."""
+        if schema is None:
+            return self.chat([_said(p) for p in prompts], max_tokens)
+        self.calls += 1
+        found = []
+        for i, prompt in enumerate(prompts):
+            seed = (self.seed, self.calls, i)
+            decoder = guided.Decoder(self.model, self.tokenizer, self.ids(_said(prompt)), self.temperature, seed)
+            found.append(guided.answer(decoder, schema, max_tokens, consistent))
+        return found
 
     def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
         """Replies to conversations of {"role", "content"}."""
@@ -62,12 +73,17 @@ class TransformersBackend:
         for i, prompt in enumerate(prompts):
             message, begun = _begun_reply(prompt)
             head = self.ids(_said(message)) + list(self.tokenizer(begun, add_special_tokens=False)["input_ids"])
-            for j, choice in enumerate(choices):
-                tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
-                with torch.no_grad():
-                    logits = self.model(torch.tensor([head + tail])).logits[0, len(head) - 1 : -1].float()
-                logp = torch.log_softmax(logits, -1)
-                rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
+            with torch.no_grad():
+                read = self.model(torch.tensor([head]), use_cache=True, logits_to_keep=1)  # once for all choices
+                for j, choice in enumerate(choices):
+                    tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
+                    logits = read.logits[0, -1:]
+                    if len(tail) > 1:
+                        cache = copy.deepcopy(read.past_key_values)  # reading a choice writes into it
+                        more = self.model(torch.tensor([tail[:-1]]), past_key_values=cache, use_cache=True).logits[0]
+                        logits = torch.cat([logits, more])
+                    logp = torch.log_softmax(logits.float(), -1)
+                    rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
         return rows
 
 
