@@ -76,6 +76,30 @@ def test_a_server_that_fails_is_one_clear_line(server):
         backends.ServerBackend("http://127.0.0.1:9/v1")
 
 
+def test_one_prompt_beyond_a_servers_context_does_not_end_the_others(server):
+    from text_agents.autoresearch.commands import shortened
+
+    backend = backends.ServerBackend(server.url, parallel=1)
+
+    def answer(content):
+        server.code = 400 if "long" in content["messages"][0]["content"] else 200
+        refusal = {"error": {"message": "This model's maximum context length is 4096 tokens"}}
+        return refusal if server.code == 400 else {"choices": [{"message": {"content": "yes"}}]}
+
+    server.answer = answer
+    assert backend.chat([[{"role": "user", "content": c}] for c in ("short", "long", "short")], 7) == ["yes", "", "yes"]
+    assert shortened(ChatAgent(backend)) == ["1 turns are malformed: the server refused the conversation as too long"]
+    server.answer = lambda content: (setattr(server, "code", 400), {"error": "no such model"})[1]
+    with pytest.raises(UserError, match="answers 400"):
+        backend.chat([[{"role": "user", "content": "a"}]], 7)
+
+
+def test_a_servers_key_comes_from_the_environment(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k2")
+    backends.language_backend("name", server.url).generate(["a"], None, 7)
+    assert server.asked[0][1] == "Bearer k2" and server.asked[0][2]["model"] == "name"
+
+
 def trajectory(n):
     turns = [Executed("valid", 0.7, f"feedback {i}", "") for i in range(n)]
     return Trajectory("t", 0, [f"text {i}" for i in range(n)], turns)

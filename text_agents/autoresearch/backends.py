@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,26 @@ class TransformersBackend:
         """path: checkpoint folder or name; None: the packaged SmolLM2-135M-Instruct. Raises UserError without weights."""
         from text_agents.language_model import DEFAULT_MODEL, load_model
 
-        self.model, self.tokenizer = load_model(path or DEFAULT_MODEL, device)
+        if path is not None and (Path(path) / "adapter_config.json").is_file():  # what training an adapter has left
+            from text_agents.language_policy import LanguagePolicy
+
+            trained = LanguagePolicy.from_pretrained(path, device=device)
+            loaded = trained.model, trained.tokenizer
+        else:
+            loaded = load_model(path or DEFAULT_MODEL, device)
+        self._take(*loaded, temperature, seed)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, *, temperature: float = 0.7, seed: int = 0) -> TransformersBackend:
+        """Around a model that is loaded already, and perhaps training."""
+        made = cls.__new__(cls)
+        made._take(model, tokenizer, temperature, seed)
+        return made
+
+    def _take(self, model: Any, tokenizer: Any, temperature: float, seed: int) -> None:
+        self.model, self.tokenizer = model, tokenizer
         self.temperature, self.seed, self.calls = temperature, seed, 0
-        self.context_tokens = int(getattr(self.model.config, "max_position_embeddings", 2048))
+        self.context_tokens = int(getattr(model.config, "max_position_embeddings", 2048))
 
     def ids(self, messages: list[dict]) -> list[int]:
         """Tokens of a conversation, ready for the reply."""
@@ -97,14 +116,19 @@ def _begun_reply(prompt: str) -> tuple[str, str]:
     return (prompt[: at + 1], prompt[at + 1 :]) if at >= 0 else (prompt, "")
 
 
+class TooLong(UserError):
+    """A server says that a prompt is longer than its model's context."""
+
+
 class ServerBackend:
-    """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them."""
+    """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them. `too_long`: prompts that the
+    server refused as longer than its context; their answers are empty."""
 
     def __init__(self, url: str, model: str | None = None, *, key: str = "", temperature: float = 0.7, timeout_s: float = 600.0,
                  parallel: int = 16):  # fmt: skip
         """url: with the version, e.g. http://localhost:8000/v1. model: None asks the server. Raises UserError when silent."""
         self.url, self.key, self.temperature = url.rstrip("/"), key, temperature
-        self.timeout_s, self.parallel = timeout_s, parallel
+        self.timeout_s, self.parallel, self.too_long = timeout_s, parallel, 0
         self.name = model or self._first_model()
 
     def _first_model(self) -> str:
@@ -122,7 +146,8 @@ class ServerBackend:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as error:
             text = error.read()[:200].decode("utf-8", "replace")
-            raise UserError(f"{self.url}{path} answers {error.code}: {text}") from error
+            kind = TooLong if error.code == 400 and "context" in text.lower() else UserError
+            raise kind(f"{self.url}{path} answers {error.code}: {text}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"{self.url}{path} does not answer as a server of OpenAI's protocol does: {error}") from error
 
@@ -140,10 +165,15 @@ class ServerBackend:
         content = {"model": self.name, "messages": messages, "max_tokens": max_tokens, "temperature": self.temperature}
         if schema is not None:
             content["response_format"] = {"type": "json_schema", "json_schema": {"name": "prediction", "schema": schema}}
-        choices = self._request("/chat/completions", content).get("choices") or [{}]
+        try:
+            choices = self._request("/chat/completions", content).get("choices") or [{}]
+        except TooLong:  # of one prompt, which only the server can tell: an empty answer, counted, and the others go on
+            self.too_long += 1
+            return ""
         return str((choices[0].get("message") or {}).get("content") or "")
 
 
 def language_backend(path: str | None, url: str | None) -> TransformersBackend | ServerBackend:
-    """The backend of a config: a server where `url` is given, else a local model."""
-    return ServerBackend(url, path) if url else TransformersBackend(path)
+    """The backend of a config: a server where `url` is given (its key in $OPENAI_API_KEY, if it wants one), else a local
+    model."""
+    return ServerBackend(url, path, key=os.environ.get("OPENAI_API_KEY", "")) if url else TransformersBackend(path)

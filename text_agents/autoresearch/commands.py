@@ -1,4 +1,4 @@
-"""`vla-wmrl research {tasks,run,train,eval,fidelity,report}`: arguments in, tables out. Heavy imports come after the checks."""
+"""`vla-wmrl research {tasks,run,train,eval,fidelity,world,report}`: arguments in, tables out. Heavy imports come late."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from text_agents.autoresearch import config
 from text_agents.autoresearch.train_config import ResearchTrainConfig
+from text_agents.autoresearch.world_config import WorldTrainConfig
 from vla_wmrl import arguments
 from vla_wmrl.errors import nearest, require
 from vla_wmrl.tracking import plain, write_json
@@ -19,6 +20,7 @@ COMMANDS: dict[str, type] = {
     "train": ResearchTrainConfig,
     "eval": config.ResearchEvalConfig,
     "fidelity": config.ResearchFidelityConfig,
+    "world": WorldTrainConfig,
     "report": config.ResearchReportConfig,
 }
 
@@ -40,22 +42,25 @@ def run(argv: Sequence[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, f"research {name}"))
         return 0
-    if name == "train":
-        return train(rest)
+    if name in ("train", "world"):
+        return train(cls, rest)
     cfg = arguments.load(cls, rest)
     return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity, "report": report}[name](cfg)
 
 
-def train(argv: Sequence[str]) -> int:
+def train(cls: type, argv: Sequence[str]) -> int:
     """Train from arguments; a resumed run keeps its own config, less what may change."""
     from vla_wmrl import cli
 
     _, texts = arguments.read_command_line(argv)
     saved = Path(texts.get("output_dir", "")) / "config.yaml"
     resumed = texts.get("resume", "false").lower() == "true" and "output_dir" in texts and saved.is_file()
-    cfg = cli.resume_config(ResearchTrainConfig, argv, saved) if resumed else arguments.load(ResearchTrainConfig, argv)
+    cfg = cli.resume_config(cls, argv, saved) if resumed else arguments.load(cls, argv)
     cli.check_output_dir(cfg.output_dir, cfg.resume)
-    from text_agents.autoresearch import train as training
+    if cls is WorldTrainConfig:
+        from text_agents.autoresearch import world_training as training
+    else:
+        from text_agents.autoresearch import train as training
 
     return training.train(cfg)
 
@@ -157,7 +162,20 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     summary = summarise(rows)
     write_json(folder / "summary.json", summary)
     print(leaderboard(summary))
+    for line in shortened(agent):
+        print(line)
     return 0
+
+
+def shortened(agent) -> list[str]:
+    """What became of conversations beyond the context of a chat model: nothing of it may pass in silence."""
+    counts, refused = getattr(agent, "counts_", {}), getattr(getattr(agent, "model", None), "too_long", 0)
+    told = {
+        "turns are malformed: the task alone is longer than the model's context": counts.get("too_long", 0),
+        "turns are malformed: the server refused the conversation as too long": refused,
+        "earlier turns were left out of conversations that outgrew the model's context": counts.get("left_out", 0),
+    }
+    return [f"{n} {what}" for what, n in told.items() if n]
 
 
 def make_agent(cfg: config.ResearchEvalConfig, tasks: Sequence):
@@ -237,8 +255,15 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
     from text_agents.autoresearch import fidelity as harness
 
     rows = harness.read_rows(cfg.data)
+    if cfg.per_task is not None:
+        rows = rows.groupby("task", sort=False).head(cfg.per_task).reset_index(drop=True)
     cases = harness.cases_of(rows)
     names = list(dict.fromkeys(["majority", "complexity", *cfg.predictor]))
+    predictors = dict(harness.PREDICTORS)
+    if "language" in names:
+        from text_agents.autoresearch.backends import language_backend
+
+        predictors["language"] = harness.fit_language(language_backend(cfg.model, cfg.url), cfg.max_tokens)
     protocols = {"leave_one_task_out": harness.across_tasks}
     if rows["held_out"].any() and not rows["held_out"].all():
         protocols["held_out_tasks"] = harness.held_out
@@ -247,7 +272,7 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
         keep = rows["held_out"].to_numpy(bool) if protocol == "held_out_tasks" else [True] * len(rows)
         table: dict[str, dict] = {}
         for name in names:
-            predictions = [p for p, k in zip(predict(harness.PREDICTORS[name], rows, cases), keep, strict=True) if k]
+            predictions = [p for p, k in zip(predict(predictors[name], rows, cases), keep, strict=True) if k]
             found = harness.judged(rows[keep], predictions)
             table[name] = {"figures": harness.figures(rows[keep], predictions)}
             table[name]["intervals"] = found.intervals(cfg.bootstrap) if found and cfg.bootstrap else {}

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vla_wmrl.errors import nearest, require
 
-PREDICTORS = ("majority", "complexity", "text", "boosting", "forest")  # of `research fidelity`
+PREDICTORS = ("majority", "complexity", "text", "boosting", "forest", "language")  # of `research fidelity`
 
 
 @dataclass
@@ -93,6 +93,10 @@ class ResearchFidelityConfig:
     data: str | None = None  # file of benchmarks/research_fidelity.py (JSON lines)
     output: str | None = None  # also write the figures here, as JSON
     predictor: list[str] = field(default_factory=lambda: ["text", "boosting", "forest"])  # beside majority and complexity
+    per_task: int | None = None  # first programs of a task that are used; null: all (a language model needs seconds for one)
+    model: str | None = None  # language: checkpoint folder or name; null: the packaged SmolLM2-135M, or the server's first
+    url: str | None = None  # language: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
+    max_tokens: int = 512  # language: of an answer
     bootstrap: int = 300  # draws of whole tasks for the intervals; 0: none
     seed: int = 0
 
@@ -100,6 +104,9 @@ class ResearchFidelityConfig:
         require(self.data is not None, "no data: pass --data=FILE made by benchmarks/research_fidelity.py")
         for name in self.predictor:
             require(name in PREDICTORS, f"unknown predictor {name!r}{nearest(name, PREDICTORS)}")
+        require(self.per_task is None or self.per_task >= 1, f"per_task={self.per_task} must be at least 1, or null")
+        language = "language" in self.predictor or (self.model is None and self.url is None)
+        require(language, "model and url belong to --predictor=language")
         require(self.bootstrap >= 0, f"bootstrap={self.bootstrap}: use 0 for no intervals")
 
 

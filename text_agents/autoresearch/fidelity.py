@@ -25,6 +25,8 @@ from vla_wmrl.world_model.language import (
     BUCKETS,
     STATUSES,
     Case,
+    LanguageModel,
+    LanguageWorldModel,
     Prediction,
     bucket_of,
     certain,
@@ -233,6 +235,18 @@ def fit_text(cases: Sequence[Case], rows: pd.DataFrame) -> Callable[[Sequence[Ca
         return [prediction_of(s, b) for s, b in zip(p_status, p_bucket, strict=True)]
 
     return predict
+
+
+def fit_language(model: LanguageModel, max_tokens: int) -> Fit:
+    """A language model, as it comes: nothing is fitted, and a program is asked about once, whatever the protocol."""
+    world, known = LanguageWorldModel(model, max_tokens=max_tokens), {}
+
+    def predict(others: Sequence[Case]) -> list[Prediction | None]:
+        new = list(dict.fromkeys(case for case in others if case not in known))
+        known.update(zip(new, world.predict(new), strict=True))
+        return [known[case] for case in others]
+
+    return lambda cases, rows: predict
 
 
 PREDICTORS: dict[str, Fit] = {

@@ -133,14 +133,14 @@ def _value(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, name: s
         return json.loads(decoder.choose(numbers))
     if kind == "number":
         low, high = schema["minimum"], schema["maximum"]
-        return float(decoder.choose([f"{v:.2f}" for v in np.linspace(low, high, 11)]))
+        return float(decoder.choose([str(round(float(v), 2)) for v in np.linspace(low, high, 11)]))
     raise ValueError(f"no constrained decoding of the type {kind!r}")
 
 
 def _object(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, before: Sequence[dict]) -> dict:
     found: dict[str, Any] = {}
     for name, part in schema["properties"].items():
-        decoder.write(f'{"," if found else "{"} "{name}": ')
+        decoder.write(f'{", " if found else "{"}"{name}": ')
         found[name] = _value(decoder, part, texts, allowed, name, found, before)
     decoder.write("}")
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -99,8 +99,9 @@ class WorldJudge:
     """Outcomes that a world model foretells: the expected reward, and a status drawn from the predicted distribution
     for the agent to read (a simulated sandbox answers with one outcome, not with a mixture)."""
 
-    def __init__(self, predictor: Predictor, limits_brief: str):
-        self.predictor, self.brief = predictor, limits_brief
+    def __init__(self, predictor: Predictor, limits_brief: str, reports: Mapping[str, str] | None = None):
+        """reports: task -> verified analysis of its data, for predictors that read one."""
+        self.predictor, self.brief, self.reports = predictor, limits_brief, reports or {}
         self.texts: dict[str, tuple[str, str]] = {}  # task -> (description, inventory)
         self.known: dict[tuple[str, str], Prediction | None] = {}
         self.missing = 0
@@ -108,7 +109,8 @@ class WorldJudge:
     def case(self, task: ResearchTask, text: str) -> Case:
         if task.name not in self.texts:
             self.texts[task.name] = (task.task.description, task.task.inventory())
-        return Case(task.name, *self.texts[task.name], self.brief, to_code(text, "pipeline", task.facts)[0])
+        code = to_code(text, "pipeline", task.facts)[0]
+        return Case(task.name, *self.texts[task.name], self.brief, code, self.reports.get(task.name, ""))
 
     def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
         asked = list(zip((t.name for t in tasks), texts, strict=True))
@@ -116,6 +118,10 @@ class WorldJudge:
         cases = [self.case(task, text) for (_, text), task in new.items()]
         self.known |= dict(zip(new, self.predictor.predict(cases), strict=True))
         return [self._verdict(self.known[pair], key) for pair, key in zip(asked, keys, strict=True)]
+
+    def counts(self) -> dict[str, int]:
+        """Predictions that are missing, and what a language model's answers were like: asked, broken, retried, too long."""
+        return {**getattr(self.predictor, "counts_", {}), "missing": self.missing}
 
     def _verdict(self, prediction: Prediction | None, key: Sequence[int]) -> Verdict:
         if prediction is None:  # broken or too long: absent, never 0

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from text_agents.autoresearch import embedded, report
+from text_agents.autoresearch.analysis import reports
 from text_agents.autoresearch.commands import leaderboard, limits_of, summarise, task_names
 from text_agents.autoresearch.execute import brief
 from text_agents.autoresearch.fidelity import read_rows
@@ -104,7 +105,8 @@ class Run:
         self.policy = SpecPolicy.load(cfg.policy.path) if cfg.policy.path else SpecPolicy(cfg.policy.width, cfg.seed)
         self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl")
         self.real = Roller(self.policy, self.tasks, self.sandbox, cfg.turns, "real", cfg.anchors.lag > 0)
-        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits))
+        told = reports([t.name for t in tasks.training], sandbox) if cfg.world_model.kind == "language" else {}
+        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits), told)
         imagine = None if self.world is None else Roller(self.policy, self.tasks, self.world, cfg.turns, "imagined")
         self.loop = Loop(
             cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=TaskStarts([t.number for t in tasks.training], cfg.seed),
@@ -160,7 +162,7 @@ class Run:
         ledger.add_worker_seconds("sandbox_anchors", sum(r.seconds for r in self.loop.executed))
         metrics |= ledger.metrics() | {"sandbox/asked": self.sandbox.asked, "sandbox/ran": self.sandbox.ran}
         if self.world is not None:
-            metrics["wm/missing"] = self.world.missing
+            metrics |= {f"wm/{name}": float(count) for name, count in self.world.counts().items()}
         self.tracker.log(step, metrics)
         shown = ("reward/env_mean", "reward/wm_mean", "calib/spearman")
         self.bar.update(1, ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan))))
