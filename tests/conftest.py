@@ -68,6 +68,19 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
+def tiny_long_model(tiny_model, tmp_path_factory):
+    """The tiny model with positions for whole prompts: its tokens are hardly longer than characters."""
+    import json
+    import shutil
+
+    folder = tmp_path_factory.mktemp("long") / "model"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tokenizer, tmp_path_factory):
     """Folder of a random two-layer causal model with that tokenizer and our ChatML template."""
     import copy

@@ -58,7 +58,7 @@ def run(tasks, tmp_path, monkeypatch):
     """Runs of a tiny config with the stand-in sandbox."""
 
     class Judge:
-        def __init__(self, sandbox, memory):
+        def __init__(self, sandbox, memory, mode):
             self.seconds, self.asked, self.ran = 0.0, 0, 0
 
         def __call__(self, tasks, texts, keys):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 
 import pytest
 import torch
@@ -15,16 +14,6 @@ from vla_wmrl.tracking import read_jsonl
 from vla_wmrl.world_model.language import Case, parse_prediction
 
 STATUSES = ("valid", "runtime_error", "no_submission", "malformed")
-
-
-@pytest.fixture(scope="module")
-def model_folder(tiny_model, tmp_path_factory):
-    """The tiny model with positions for whole prompts: its tokens are hardly longer than characters."""
-    folder = tmp_path_factory.mktemp("long") / "model"
-    shutil.copytree(tiny_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,41 +58,41 @@ def go(folder, data, model, *argv):
     return cli.main(["research", "world", *common, "--model.max_new_tokens=224", "--eval_per_task=2", *argv])
 
 
-def test_imitation_lowers_the_loss_and_a_resumed_run_is_the_same_run(data, model_folder, tmp_path, capsys):
+def test_imitation_lowers_the_loss_and_a_resumed_run_is_the_same_run(data, tiny_long_model, tmp_path, capsys):
     argv = ("--lora.rank=0", "--grpo.lr=0.01")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert go(whole, data, model_folder, "--steps=4", *argv) == 0, capsys.readouterr().err
+    assert go(whole, data, tiny_long_model, "--steps=4", *argv) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     assert "before: status_at_1" in out and "after: status_at_1" in out and "2 held-out programs, 0 missing" in out
     nll = [r["loss/nll"] for r in read_jsonl(whole / "metrics.jsonl")]
     assert nll[-1] < nll[0] - 0.1
     manifest = json.loads((whole / "manifest.json").read_text())["sessions"][0]
     assert (manifest["programs"], manifest["left_out"]) == (12, 4), "malformed ones are the compile gate's"
-    assert go(parts, data, model_folder, "--steps=2", *argv) == 0
-    assert go(parts, data, model_folder, "--steps=4", "--resume=true") == 0, capsys.readouterr().err
+    assert go(parts, data, tiny_long_model, "--steps=2", *argv) == 0
+    assert go(parts, data, tiny_long_model, "--steps=4", "--resume=true") == 0, capsys.readouterr().err
     a, b = (checkpoint.load(checkpoint.latest(f))["trainer"]["learner"]["weights"] for f in (whole, parts))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_reinforcement_steps_where_answers_differ_in_reward_and_trains_on_no_held_out_task(
-    data, model_folder, tmp_path, monkeypatch
+    data, tiny_long_model, tmp_path, monkeypatch
 ):
     seen = []
     monkeypatch.setattr(world_training, "reward_of", lambda answer, case: seen.append(case.case.task) or float(len(answer) % 3))
     monkeypatch.setattr(world_training, "_judge", lambda *a: None)
     argv = ("--method=rwml", "--steps=2", "--grpo.group_size=3", "--grpo.n_groups=2", "--lora.rank=2")
-    assert go(tmp_path / "run", data, model_folder, *argv) == 0
+    assert go(tmp_path / "run", data, tiny_long_model, *argv) == 0
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert set(seen) == {"a", "b"} and len(seen) == 2 * 2 * 3
     assert rows[0]["loss/skipped"] == 0 and rows[0]["loss/log_ratio_abs_max"] < 1e-4
     trained = backends.TransformersBackend(str(tmp_path / "run" / "model"))  # an adapter's folder
-    plain = LanguagePolicy.from_pretrained(str(model_folder)).model
+    plain = LanguagePolicy.from_pretrained(str(tiny_long_model)).model
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(trained.model.state_dict()[name], plain.state_dict()[name])
 
 
-def test_a_language_model_is_judged_by_the_harness_like_any_predictor(data, model_folder, tmp_path, capsys):
-    argv = [f"--data={data}", "--predictor=language", f"--model={model_folder}", "--per_task=2", "--bootstrap=0"]
+def test_a_language_model_is_judged_by_the_harness_like_any_predictor(data, tiny_long_model, tmp_path, capsys):
+    argv = [f"--data={data}", "--predictor=language", f"--model={tiny_long_model}", "--per_task=2", "--bootstrap=0"]
     output = tmp_path / "found.json"
     assert cli.main(["research", "fidelity", *argv, "--max_tokens=192", f"--output={output}"]) == 0, capsys.readouterr().err
     found = json.loads(output.read_text())
@@ -131,10 +120,10 @@ def test_mistakes_are_one_line(argv, words, capsys, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_prompts_beyond_the_limit_lose_their_inventory_and_then_are_left_out(data, model_folder):
+def test_prompts_beyond_the_limit_lose_their_inventory_and_then_are_left_out(data, tiny_long_model):
     from text_agents.autoresearch import fidelity
 
-    policy, rows = LanguagePolicy.from_pretrained(str(model_folder)), fidelity.read_rows(data)
+    policy, rows = LanguagePolicy.from_pretrained(str(tiny_long_model)), fidelity.read_rows(data)
     rows = rows.assign(inventory="y" * 1500)
     full = len(world_training.executed(policy, rows, 8000)[0].prompt)
     short = world_training.executed(policy, rows, full - 500)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from text_agents.autoresearch.execute import execute, to_code
+from text_agents.autoresearch.execute import Mode, execute, to_code
 from text_agents.autoresearch.fidelity import cases_of
 from text_agents.autoresearch.outcomes import OutcomeModel
 from text_agents.autoresearch.rollouts import ResearchTask, Verdict
@@ -37,9 +37,11 @@ def task_digest(task: ResearchTask) -> str:
 class SandboxJudge:
     """Real outcomes. `seconds`: computing seconds asked for; `asked`, `ran`: programs asked for and really run."""
 
-    def __init__(self, sandbox: Sandbox, memory: str | Path | None = None):
-        """memory: JSON-lines file of outcomes by content, read at the start and appended to; None keeps them in memory."""
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, memory: str | Path | None = None, mode: Mode = "pipeline"):
+        """mode: specifications or whole programs are what is judged.
+
+        memory: JSON-lines file of outcomes by content, read at the start and appended to; None keeps them in memory."""
+        self.sandbox, self.mode = sandbox, mode
         self.known: dict[str, Verdict] = {}
         self.file: JsonLines | None = None
         self.digests: dict[str, str] = {}
@@ -48,7 +50,7 @@ class SandboxJudge:
             Path(memory).parent.mkdir(parents=True, exist_ok=True)
             for row in read_jsonl(memory):
                 rank = float("nan") if row["rank"] is None else row["rank"]
-                self.known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"])
+                self.known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"], row.get("feedback", ""))
             self.file = JsonLines(memory)
 
     def key(self, task: ResearchTask, code: str) -> str:
@@ -56,8 +58,13 @@ class SandboxJudge:
             self.digests[task.name] = task_digest(task) + json.dumps(asdict(self.sandbox.limits))
         return hashlib.sha256(f"{self.digests[task.name]}\n{code}".encode()).hexdigest()
 
+    def program(self, task: ResearchTask, text: str) -> str:
+        """The program of a text; of one that is none, what is wrong with it."""
+        code, wrong = to_code(text, self.mode, task.facts)
+        return wrong or code
+
     def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
-        wanted = [self.key(t, to_code(text, "pipeline", t.facts)[0]) for t, text in zip(tasks, texts, strict=True)]
+        wanted = [self.key(t, self.program(t, text)) for t, text in zip(tasks, texts, strict=True)]
         waiting: dict[str, dict[str, str]] = {}  # task -> key -> text: equal programs run once
         for task, text, key in zip(tasks, texts, wanted, strict=True):
             if key not in self.known:
@@ -67,9 +74,9 @@ class SandboxJudge:
         for name, programs in waiting.items():
             task = by_name[name]
             for key, done in zip(
-                programs, execute(task.task, task.facts, list(programs.values()), "pipeline", self.sandbox), strict=True
+                programs, execute(task.task, task.facts, list(programs.values()), self.mode, self.sandbox), strict=True
             ):
-                fresh[key] = Verdict(done.status, done.reward, done.rank, done.cpu_s)
+                fresh[key] = Verdict(done.status, done.reward, done.rank, done.cpu_s, done.feedback)
                 self.ran += 1
                 if done.status != "ungraded":  # nobody ran it: the next one who asks gets another try
                     self._remember(key, name, fresh[key])
@@ -99,9 +106,11 @@ class WorldJudge:
     """Outcomes that a world model foretells: the expected reward, and a status drawn from the predicted distribution
     for the agent to read (a simulated sandbox answers with one outcome, not with a mixture)."""
 
-    def __init__(self, predictor: Predictor, limits_brief: str, reports: Mapping[str, str] | None = None):
+    def __init__(
+        self, predictor: Predictor, limits_brief: str, reports: Mapping[str, str] | None = None, mode: Mode = "pipeline"
+    ):
         """reports: task -> verified analysis of its data, for predictors that read one."""
-        self.predictor, self.brief, self.reports = predictor, limits_brief, reports or {}
+        self.predictor, self.brief, self.reports, self.mode = predictor, limits_brief, reports or {}, mode
         self.texts: dict[str, tuple[str, str]] = {}  # task -> (description, inventory)
         self.known: dict[tuple[str, str], Prediction | None] = {}
         self.missing = 0
@@ -109,7 +118,7 @@ class WorldJudge:
     def case(self, task: ResearchTask, text: str) -> Case:
         if task.name not in self.texts:
             self.texts[task.name] = (task.task.description, task.task.inventory())
-        code = to_code(text, "pipeline", task.facts)[0]
+        code = to_code(text, self.mode, task.facts)[0]  # "" for a specification that is none: malformed to every predictor
         return Case(task.name, *self.texts[task.name], self.brief, code, self.reports.get(task.name, ""))
 
     def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
@@ -130,7 +139,8 @@ class WorldJudge:
         uniform = np.random.default_rng(list(key)).random()
         status = STATUSES[min(int(np.searchsorted(np.cumsum(prediction.p_status), uniform, side="right")), 3)]
         rank = float(prediction.p_bucket @ BUCKET_RANKS) if status == "valid" else float("nan")
-        return Verdict(status, prediction.reward, rank)
+        told = next((o.feedback for o in prediction.outcomes if o.status == status), "")
+        return Verdict(status, prediction.reward, rank, feedback=told)
 
 
 class PastOutcomes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +15,9 @@ from text_agents.autoresearch.commands import leaderboard, limits_of, summarise,
 from text_agents.autoresearch.execute import brief
 from text_agents.autoresearch.fidelity import read_rows
 from text_agents.autoresearch.judges import PastOutcomes, Predictor, SandboxJudge, WorldJudge
-from text_agents.autoresearch.rollouts import Judge, ResearchTask, SpecRollout, prepare, roll
+from text_agents.autoresearch.players import Roller, make_player
+from text_agents.autoresearch.rollouts import Judged, ResearchTask, prepare
 from text_agents.autoresearch.sandbox import Sandbox
-from text_agents.autoresearch.spec_policy import SpecPolicy
 from text_agents.autoresearch.tasks import load_task
 from text_agents.autoresearch.train_config import OutcomeModelConfig, ResearchTrainConfig
 from vla_wmrl import checkpoint
@@ -53,31 +51,9 @@ class TaskStarts:
         """Nothing depends on how groups went."""
 
 
-class Roller:
-    """Groups of trajectories by one judge, as the loop asks for them; real ones in a thread of their own."""
-
-    def __init__(
-        self, policy: SpecPolicy, tasks: Sequence[ResearchTask], judge: Judge, turns: int, source: str, late: bool = False
-    ):  # fmt: skip
-        """late: real groups run on while the policy trains, so they keep the policy that they were called with."""
-        self.policy, self.tasks, self.judge, self.turns, self.source = policy, tasks, judge, turns, source
-        self.late = late
-        self.thread = ThreadPoolExecutor(1) if source == "real" else None
-
-    def groups(
-        self, starts: Sequence[Start], size: int, seed: Sequence[int], policy: SpecPolicy | None = None
-    ) -> list[tuple[SpecRollout, ...]]:
-        return roll(policy or self.policy, self.tasks, starts, size, seed, self.judge, self.turns, self.source)
-
-    def __call__(self, starts: Sequence[Start], size: int, seed: Sequence[int]) -> Future | list[tuple[SpecRollout, ...]]:
-        """A future of the real groups, which run while the others are imagined; the imagined groups themselves."""
-        if self.thread is None:
-            return self.groups(starts, size, seed)
-        return self.thread.submit(self.groups, starts, size, seed, copy.deepcopy(self.policy) if self.late else None)
-
-    def close(self) -> None:
-        if self.thread is not None:
-            self.thread.shutdown(wait=True, cancel_futures=True)
+def reward_of(rollout: Judged) -> float:
+    """NaN where it is absent."""
+    return float("nan") if rollout.reward is None else rollout.reward
 
 
 def make_predictor(cfg: OutcomeModelConfig, tasks: Sequence[ResearchTask]) -> Predictor:
@@ -101,16 +77,17 @@ class Run:
         torch.manual_seed(cfg.seed)
         predictor = None if cfg.world_model.kind == "none" else make_predictor(cfg.world_model, tasks.all)
         names = {"tasks": [t.name for t in tasks.training], "evaluated": [t.name for t in tasks.judged]}
+        player = make_player(cfg, self.tasks, sandbox.limits)
+        self.policy = player.policy
         self.folder = start_run(cfg.output_dir, cfg, {"command": "research train", **names})
-        self.policy = SpecPolicy.load(cfg.policy.path) if cfg.policy.path else SpecPolicy(cfg.policy.width, cfg.seed)
-        self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl")
-        self.real = Roller(self.policy, self.tasks, self.sandbox, cfg.turns, "real", cfg.anchors.lag > 0)
+        self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl", cfg.mode)
+        self.real = Roller(player, self.sandbox, "real", cfg.anchors.lag > 0)
         told = reports([t.name for t in tasks.training], sandbox) if cfg.world_model.kind == "language" else {}
-        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits), told)
-        imagine = None if self.world is None else Roller(self.policy, self.tasks, self.world, cfg.turns, "imagined")
+        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits), told, cfg.mode)
+        imagine = None if self.world is None else Roller(player, self.world, "imagined")
         self.loop = Loop(
             cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=TaskStarts([t.number for t in tasks.training], cfg.seed),
-            execute=self.real, imagine=imagine, reward=lambda rollout: rollout.reward, debias=make_debias(cfg),
+            execute=self.real, imagine=imagine, reward=reward_of, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(), lag=cfg.anchors.lag,
         )  # fmt: skip
 
@@ -217,7 +194,7 @@ def collect_tasks(cfg: ResearchTrainConfig) -> Tasks:
     names = list(dict.fromkeys([*training, *judged]))
     tasks = [embedded.load(name, embedded.cache_folder()) for name in names] + [load_task(d) for d in cfg.eval.task_dirs]
     held = [embedded.source(name).held_out for name in names] + [True] * len(cfg.eval.task_dirs)
-    found = prepare(tasks, held)
+    found = prepare(tasks, held, cfg.mode)
     own = {t.name for t in found[len(names) :]}
     require(len({t.name for t in found}) == len(found), "two tasks have the same name: rename one of eval.task_dirs")
     return Tasks(found, [t for t in found if t.name in training], [t for t in found if t.name in {*judged, *own}])
