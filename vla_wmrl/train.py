@@ -65,6 +65,8 @@ class Loop:
     `credit` adds advantages within rollouts, for policies whose `collate` takes them; None: one advantage a rollout.
     `dreams`: where imagined groups begin, if not where anchors do. `lag`: updates later that anchors train (`late`); an
     executor then samples with the policy it was called with. `executed`: the anchors' rollouts of the last update.
+    `grade`: the world model's rewards [G] of an executed group. With it anchors have no twins of their own: a pair is one
+    rollout judged twice (WMRL 3.3). Only for world models that judge what was done without knowing what came of it.
     Of a rollout the loop itself reads what `types.Outcome` says, whatever kind the policy trains on.
     """
 
@@ -81,6 +83,7 @@ class Loop:
     credit: Credit | None = None
     dreams: Starts | None = None
     lag: int = 0
+    grade: Callable[[Sequence[Rollout]], np.ndarray] | None = None
     pairs: list[tuple[Rollout, Rollout]] = field(default_factory=list)
     executed: list[Rollout] = field(default_factory=list)
 
@@ -103,13 +106,23 @@ class Loop:
 
         executing = self.execute([s for s, a in zip(starts, anchor, strict=True) if a], size, seed)
         with ledger.phase("imagine"):  # while the anchors run
-            imagined = [()] * n if self.imagine is None else self.imagine(starts, size, seed)
+            imagined = self._imagined(starts, anchor, seed)
         if isinstance(imagined, Future):  # their workers imagine after the anchors
             with ledger.phase("execute"):
                 executing.result()
             with ledger.phase("imagine"):
                 imagined = imagined.result()
         return Begun(step, starts, anchor, executing, imagined, self.learner.weights() if self.lag else [])
+
+    def _imagined(self, starts: Sequence[Start], anchor: np.ndarray, seed: tuple[int, ...]):
+        """Imagined groups [n], with the anchors' twins unless executed groups are graded; () where there is none."""
+        size = self.cfg.grpo.group_size
+        if self.imagine is None:
+            return [()] * len(starts)
+        if self.grade is None:
+            return self.imagine(starts, size, seed)
+        others = iter(self.imagine([s for s, a in zip(starts, anchor, strict=True) if not a], size, seed))
+        return [() if a else next(others) for a in anchor]
 
     def step(self, step: int) -> dict[str, float]:
         """One policy update; returns its metrics."""
@@ -155,6 +168,9 @@ class Loop:
             if anchors not in (None, is_anchor):
                 continue
             executed = next(queue) if is_anchor else ()
+            r_wm = np.array([(self.score or self.reward)(r) for r in twin]) if twin else absent
+            if executed and self.grade is not None:
+                twin, r_wm = executed, self.grade(executed)
             groups.append(
                 Group(
                     group_id=begun.step * self.cfg.grpo.n_groups + i,
@@ -163,7 +179,7 @@ class Loop:
                     rollouts=executed or twin,
                     twins=twin if is_anchor else (),
                     r_env=np.array([self.reward(r) for r in executed]) if executed else absent,
-                    r_wm=np.array([(self.score or self.reward)(r) for r in twin]) if twin else absent,
+                    r_wm=r_wm,
                 )
             )
         return groups
@@ -214,12 +230,13 @@ class Loop:
             metrics |= {"reward/env_mean": float(np.nanmean(r_env[anchor])), "success/env": _rate(self.executed)}
             metrics |= {"reward/env_gain": gain}
         if self.imagine is not None:
-            imagined = [r for g in groups for r in (g.twins if g.anchor else g.rollouts)]
-            metrics |= {"reward/wm_mean": float(np.mean([self.reward(r) for r in imagined])), "success/wm": _rate(imagined)}
+            twins = [r for g in groups for r in g.twins] if self.grade is None else []
+            imagined = [*twins, *(r for g in groups if not g.anchor for r in g.rollouts)]
+            metrics |= {"reward/wm_mean": _mean([self.reward(r) for r in imagined]), "success/wm": _rate(imagined)}
             if anchor.any():
-                twins = [r for g in groups for r in g.twins]
+                judged = [self.reward(r) for r in twins] if self.grade is None else r_wm[anchor].ravel()
                 metrics |= {
-                    "wm/reward_twins": float(np.mean([self.reward(r) for r in twins])),
+                    "wm/reward_twins": _mean(judged),
                     "wm/success_twins": _rate(twins),
                     "reward/calibrated_mean": float(np.nanmean(f)),
                     "calib/spearman": spearman(r_wm[anchor].ravel(), r_env[anchor].ravel()),
@@ -246,6 +263,10 @@ class Loop:
         if self.debias is not None:
             self.debias.load_state_dict(state["debias"])
         self.late.load_state_dict(state.get("late", {"steps": [], "weights": []}), self.learner, self._begin)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
 
 
 def _rate(rollouts: Sequence[Outcome]) -> float:

@@ -120,6 +120,15 @@ def test_a_resumed_run_is_the_same_run(run, lag):
         assert [first.get(k) for k in kept] == [second.get(k) for k in kept]
 
 
+@pytest.mark.parametrize("pairs", ["executed", "twins"])
+def test_a_pair_is_one_trajectory_judged_twice_or_two_that_part(run, pairs):
+    folder = run(pairs, "--steps=3", "--eval.before=false", f"--anchors.pairs={pairs}", "--turns=3")
+    found = checkpoint.load(checkpoint.latest(folder))["loop"]["debias"]["pairs"]
+    fails, valid = 0.9 * 0.1 + 0.1 * (0.5 + 0.5 * 0.3625), 0.1 * 0.1 + 0.9 * (0.5 + 0.5 * 0.3625)  # Coarse's two judgements
+    right = [abs(x - (valid if y >= 0.5 else fails)) < 1e-6 for x, y in found]
+    assert len(found) == 12 and (all(right) or pairs == "twins"), found
+
+
 def test_late_anchors_cost_what_was_asked_of_the_sandbox(run):
     folder = run("late", "--steps=3", "--anchors.lag=2", "--eval.before=false")
     rows = read_jsonl(folder / "metrics.jsonl")
@@ -195,11 +204,12 @@ def test_an_update_runs_in_the_real_sandbox_and_again_from_its_memory(tasks, tmp
         (["--output_dir=x", "--resume=true"], "nothing to resume"),
         (["--output_dir=x", "--world_model.data=nowhere.jsonl", "--tasks=diabetes", "--eval.tasks=wine"], "no file nowhere"),
         (["--output_dir=x", "--sandbox.cpu=1"], "did you mean sandbox.cpu_s"),
+        (["--output_dir=x", "--sandbox.ray_address=auto"], "is for sandbox.pool=ray"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(argv, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "Sandbox", lambda *a: __import__("contextlib").nullcontext(None))
+    monkeypatch.setattr(train, "make_sandbox", lambda *a: __import__("contextlib").nullcontext(None))
     assert cli.main(["research", "train", *argv]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err

@@ -302,6 +302,22 @@ def test_a_penalty_on_change_is_refused_for_a_policy_without_a_centre():
         Learner(Discrete(), GrpoConfig(kl_old=0.1))
 
 
+def test_graded_anchors_pair_a_rollout_with_itself_and_have_no_twins():
+    loop = make(debias=IsotonicDebiaser(min_pairs=4), fraction=0.25)
+    loop.grade = lambda group: np.array([2 * float(r.progress[-1]) for r in group])
+    metrics = [loop.step(step) for step in range(3)]
+    assert all(len(asked) == 3 for asked in loop.imagine.asked), "anchors are not imagined"
+    x, y = loop.debias.pairs_.T
+    assert len(x) == 12 and np.allclose(x, 2 * y)
+    assert abs(metrics[0]["wm/reward_twins"] - 2 * metrics[0]["reward/env_mean"]) < 1e-6
+    assert metrics[-1]["calib/spearman"] == 1.0 and np.isnan(metrics[0]["wm/success_twins"])
+    plain = make(fraction=0.25, fusion="ppi")
+    plain.grade = loop.grade
+    for step in range(6):
+        found = plain.step(step)
+    assert found["fusion/lambda"] != 0 and np.isfinite(found["loss/loss"])
+
+
 def test_late_anchors_train_later_with_their_own_ratio_and_none_is_dropped():
     loop = make(lag=2, fraction=0.25, lr=0.3, target_kl=None)
     executed, metrics = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from text_agents.autoresearch import config
@@ -97,11 +97,21 @@ def limits_of(sandbox: config.SandboxConfig):
                   disk_mb=sandbox.disk_mb)  # fmt: skip
 
 
+def make_sandbox(public: Mapping[str, Path], section: config.SandboxConfig):
+    """The sandbox of a config, for tasks by name. Raises UserError where there is no bubblewrap, or no Ray that answers."""
+    if section.pool == "ray":
+        from text_agents.autoresearch.sandbox_ray import RaySandbox
+
+        return RaySandbox(public, limits_of(section), section.workers, address=section.ray_address)
+    from text_agents.autoresearch.sandbox import Sandbox
+
+    return Sandbox(public, limits_of(section), section.workers)
+
+
 def run_one(cfg: config.ResearchRunConfig) -> int:
     from text_agents.autoresearch import embedded, scoring
     from text_agents.autoresearch.execute import execute
     from text_agents.autoresearch.render import code_facts, facts_of
-    from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
     path = Path(cfg.file)
@@ -110,7 +120,7 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
     task = load_task(cfg.task_dir, cfg.metric) if cfg.task_dir else embedded.load(cfg.task, embedded.cache_folder())
     mode = "pipeline" if path.suffix == ".json" else "code"
     facts = facts_of(task) if mode == "pipeline" else code_facts(task)
-    with Sandbox({task.name: task.public}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({task.name: task.public}, cfg.sandbox) as sandbox:
         done = execute(task, facts, [f"```python\n{text}\n```" if mode == "code" else text], mode, sandbox)[0]
     if cfg.show_code:
         print(done.code)
@@ -126,7 +136,6 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
 def evaluate(cfg: config.ResearchEvalConfig) -> int:
     from text_agents.autoresearch import embedded
     from text_agents.autoresearch.episode import run_group
-    from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
     chosen = task_names(cfg.tasks)
@@ -140,7 +149,7 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     done = {r["task"] for r in rows}
     agent = make_agent(cfg, [task for task, _ in found.values()])
     folder.mkdir(parents=True, exist_ok=True)
-    with Sandbox({n: t.public for n, (t, _) in found.items()}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({n: t.public for n, (t, _) in found.items()}, cfg.sandbox) as sandbox:
         for number, (name, (task, held_out)) in enumerate(found.items(), 1):
             if name in done:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal
 
 from vla_wmrl.errors import nearest, require
@@ -13,6 +14,8 @@ PREDICTORS = ("majority", "complexity", "text", "boosting", "forest", "language"
 @dataclass
 class SandboxConfig:
     workers: int = 1  # programs at a time
+    pool: Literal["local", "ray"] = "local"  # boxes on this machine, or Ray's actors on many
+    ray_address: str | None = None  # of pool=ray: a cluster, or auto for the one this machine is in; null: Ray alone here
     cpu_s: int = 60  # computing time a program may take
     wall_s: float = 240.0  # time on the clock before a program is stopped
     memory_mb: int = 2048  # of a program
@@ -22,6 +25,9 @@ class SandboxConfig:
     def validate(self) -> None:
         for name in ("workers", "cpu_s", "wall_s", "memory_mb", "processes", "disk_mb"):
             require(getattr(self, name) > 0, f"sandbox.{name}={getattr(self, name)} must be positive")
+        require(self.pool == "ray" or self.ray_address is None, "sandbox.ray_address is for sandbox.pool=ray")
+        have = self.pool == "local" or find_spec("ray") is not None
+        require(have, "sandbox.pool=ray needs Ray, which is not installed: make env EXTRAS=dev,ray")
         require(self.memory_mb >= 64, f"sandbox.memory_mb={self.memory_mb} is below 64")
         require(self.processes >= 4, f"sandbox.processes={self.processes}: a solution needs at least 4")
 

@@ -19,7 +19,7 @@ import pandas as pd
 from text_agents.autoresearch.execute import Mode, execute, to_code
 from text_agents.autoresearch.fidelity import cases_of
 from text_agents.autoresearch.outcomes import OutcomeModel
-from text_agents.autoresearch.rollouts import ResearchTask, Verdict
+from text_agents.autoresearch.rollouts import Judged, ResearchTask, Verdict
 from text_agents.autoresearch.sandbox import Sandbox
 from vla_wmrl.tracking import JsonLines, read_jsonl
 from vla_wmrl.world_model.language import BUCKET_RANKS, STATUSES, Case, Prediction
@@ -127,6 +127,17 @@ class WorldJudge:
         cases = [self.case(task, text) for (_, text), task in new.items()]
         self.known |= dict(zip(new, self.predictor.predict(cases), strict=True))
         return [self._verdict(self.known[pair], key) for pair, key in zip(asked, keys, strict=True)]
+
+    def grade(self, tasks: Sequence[ResearchTask], group: Sequence[Judged]) -> np.ndarray:
+        """Rewards [G] that the world model gives executed trajectories: of each the best of its programs; NaN without one.
+
+        It reads the programs alone, not what became of them: an agent that saw a failure writes another program, but the
+        judgement of a program is the same as in an imagined trajectory."""
+        found = []
+        for rollout in group:
+            own = [tasks[rollout.start.task_id]] * len(rollout.texts)
+            found.append(Judged.best_of(self(own, rollout.texts, [(0,)] * len(own))))
+        return np.array(found)
 
     def counts(self) -> dict[str, int]:
         """Predictions that are missing, and what a language model's answers were like: asked, broken, retried, too long."""

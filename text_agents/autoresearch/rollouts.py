@@ -69,6 +69,8 @@ def prepare(tasks: Sequence[Task], held_out: Sequence[bool], mode: Mode = "pipel
 class Judged:
     """What is read of a trajectory with K `verdicts`, whoever wrote its programs."""
 
+    start: Start
+    texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     reward: float | None
 

@@ -11,7 +11,7 @@ import torch
 
 from text_agents.autoresearch import embedded, report
 from text_agents.autoresearch.analysis import reports
-from text_agents.autoresearch.commands import leaderboard, limits_of, summarise, task_names
+from text_agents.autoresearch.commands import leaderboard, make_sandbox, summarise, task_names
 from text_agents.autoresearch.execute import brief
 from text_agents.autoresearch.fidelity import read_rows
 from text_agents.autoresearch.judges import PastOutcomes, Predictor, SandboxJudge, WorldJudge
@@ -89,7 +89,11 @@ class Run:
             cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=TaskStarts([t.number for t in tasks.training], cfg.seed),
             execute=self.real, imagine=imagine, reward=reward_of, debias=make_debias(cfg),
             fusion=make_fusion(cfg), ledger=Ledger(), lag=cfg.anchors.lag,
+            grade=self.grade if self.world is not None and cfg.anchors.pairs == "executed" else None,
         )  # fmt: skip
+
+    def grade(self, group: Sequence[Judged]) -> np.ndarray:
+        return self.world.grade(self.tasks, group)
 
     def state_dict(self, step: int) -> dict:
         counts = {"seconds": self.sandbox.seconds, "asked": self.sandbox.asked, "ran": self.sandbox.ran}
@@ -203,7 +207,7 @@ def collect_tasks(cfg: ResearchTrainConfig) -> Tasks:
 def train(cfg: ResearchTrainConfig) -> int:
     """Runs `cfg` to its end; with --resume, from the newest checkpoint of its folder."""
     tasks = collect_tasks(cfg)
-    with Sandbox({t.name: t.task.public for t in tasks.all}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({t.name: t.task.public for t in tasks.all}, cfg.sandbox) as sandbox:
         run = Run(cfg, tasks, sandbox)
         try:
             run.run()

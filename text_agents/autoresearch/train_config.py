@@ -49,6 +49,9 @@ class ChatConfig:
 @dataclass
 class LateAnchorsConfig(AnchorsConfig):
     lag: int = 0  # updates later that an anchor trains, with its own importance ratio; its execution overlaps with them
+    # what the calibration learns from: the programs that ran, judged by the world model as well, or trajectories of the same
+    # noise that the world model told another story
+    pairs: Literal["executed", "twins"] = "executed"
 
     def validate(self) -> None:
         super().validate()
@@ -107,7 +110,7 @@ class ResearchTrainConfig:
     memory: str | None = None  # JSON-lines file of sandbox outcomes by content, shared by runs; null: in output_dir
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
-    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=3e-3, minibatch_looks=4096))
+    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=1e-2, minibatch_looks=4096))
     anchors: LateAnchorsConfig = field(default_factory=LateAnchorsConfig)
     debias: DebiasConfig = field(default_factory=DebiasConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
