@@ -49,6 +49,9 @@ def test_help_of_every_command_imports_nothing_heavy():
         (["fidelity", "--data=x", "--predictor=boost"], "did you mean boosting"),
         (["fidelity"], "--data"),
         (["fidelity", "--data=nowhere"], "no file nowhere"),
+        (["eval", "--output_dir=x", "--agent=chat", "--url=localhost:8000", "--tasks=wine"], "neither http:// nor https://"),
+        (["tasks", f"--output_dir={__file__}"], "is a file"),
+        (["report"], "--output_dir"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(argv, words, capsys, monkeypatch, tmp_path):

@@ -127,6 +127,7 @@ class ServerBackend:
     def __init__(self, url: str, model: str | None = None, *, key: str = "", temperature: float = 0.7, timeout_s: float = 600.0,
                  parallel: int = 16):  # fmt: skip
         """url: with the version, e.g. http://localhost:8000/v1. model: None asks the server. Raises UserError when silent."""
+        require(url.startswith(("http://", "https://")), f"url {url!r} begins with neither http:// nor https://")
         self.url, self.key, self.temperature = url.rstrip("/"), key, temperature
         self.timeout_s, self.parallel, self.too_long = timeout_s, parallel, 0
         self.name = model or self._first_model()

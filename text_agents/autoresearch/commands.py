@@ -77,6 +77,8 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
         print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, {boards}")
         print(task.inventory())
         return 0
+    made = Path(cfg.output_dir) if cfg.output_dir is not None else None
+    require(made is None or not made.exists() or made.is_dir(), f"output_dir {made} is a file: name a folder")
     if cfg.bike_sharing is not None:
         print(f"written: {bike_sharing.build(cfg.bike_sharing, cfg.output_dir)}")
         return 0

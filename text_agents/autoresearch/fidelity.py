@@ -10,6 +10,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,16 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     require(path.is_file(), f"no file {path}: make it with benchmarks/research_fidelity.py")
     rows = []
     data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no file of executions: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
             raise UserError(f"{path}, line {number}, is not JSON") from error
+        require(isinstance(rows[-1], dict) and "task" in rows[-1], f"{path}, line {number}, names no task")
     tasks = {r["task"]: r for r in rows if "inventory" in r}  # a task's texts are on their own line
     table = pd.DataFrame([{**tasks.get(r["task"], {}), **r} for r in rows if "code" in r])
     require(len(table) > 0, f"{path} has no solutions")

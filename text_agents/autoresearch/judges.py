@@ -21,6 +21,7 @@ from text_agents.autoresearch.fidelity import cases_of
 from text_agents.autoresearch.outcomes import OutcomeModel
 from text_agents.autoresearch.rollouts import Judged, ResearchTask, Verdict
 from text_agents.autoresearch.sandbox import Sandbox
+from vla_wmrl.errors import UserError, require
 from vla_wmrl.tracking import JsonLines, read_jsonl
 from vla_wmrl.world_model.language import BUCKET_RANKS, STATUSES, Case, Prediction
 
@@ -32,6 +33,19 @@ def task_digest(task: ResearchTask) -> str:
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def remembered(memory: str | Path) -> dict[str, Verdict]:
+    """Outcomes by content, of a file that a judge has written. Raises UserError for one that none has."""
+    require(not Path(memory).is_dir(), f"memory {memory} is a folder: name a file")
+    known: dict[str, Verdict] = {}
+    try:
+        for row in read_jsonl(memory):
+            rank = float("nan") if row["rank"] is None else row["rank"]
+            known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"], row.get("feedback", ""))
+    except (ValueError, KeyError, TypeError) as error:  # bytes that are no text, text that is no JSON, JSON of something else
+        raise UserError(f"memory {memory} is no file of sandbox outcomes: name another") from error
+    return known
 
 
 class SandboxJudge:
@@ -47,10 +61,7 @@ class SandboxJudge:
         self.digests: dict[str, str] = {}
         self.seconds, self.asked, self.ran = 0.0, 0, 0
         if memory is not None:
-            Path(memory).parent.mkdir(parents=True, exist_ok=True)
-            for row in read_jsonl(memory):
-                rank = float("nan") if row["rank"] is None else row["rank"]
-                self.known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"], row.get("feedback", ""))
+            self.known = remembered(memory)
             self.file = JsonLines(memory)
 
     def key(self, task: ResearchTask, code: str) -> str:

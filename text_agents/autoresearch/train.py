@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -79,8 +80,8 @@ class Run:
         names = {"tasks": [t.name for t in tasks.training], "evaluated": [t.name for t in tasks.judged]}
         player = make_player(cfg, self.tasks, sandbox.limits)
         self.policy = player.policy
+        self.sandbox = SandboxJudge(sandbox, cfg.memory or Path(cfg.output_dir) / "outcomes.jsonl", cfg.mode)
         self.folder = start_run(cfg.output_dir, cfg, {"command": "research train", **names})
-        self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl", cfg.mode)
         self.real = Roller(player, self.sandbox, "real", cfg.anchors.lag > 0)
         told = reports([t.name for t in tasks.training], sandbox) if cfg.world_model.kind == "language" else {}
         self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits), told, cfg.mode)
