@@ -109,7 +109,9 @@ def run(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 2 a mistake of the user or a full disk, 130 interrupted."""
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        code = run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

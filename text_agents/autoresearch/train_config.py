@@ -49,9 +49,7 @@ class ChatConfig:
 @dataclass
 class LateAnchorsConfig(AnchorsConfig):
     lag: int = 0  # updates later that an anchor trains, with its own importance ratio; its execution overlaps with them
-    # what the calibration learns from: the programs that ran, judged by the world model as well, or trajectories of the same
-    # noise that the world model told another story
-    pairs: Literal["executed", "twins"] = "executed"
+    pairs: Literal["executed", "twins"] = "executed"  # of the calibration: one trajectory judged twice, or with its imagined twin
 
     def validate(self) -> None:
         super().validate()
