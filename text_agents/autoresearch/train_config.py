@@ -49,7 +49,7 @@ class ChatConfig:
 @dataclass
 class LateAnchorsConfig(AnchorsConfig):
     lag: int = 0  # updates later that an anchor trains, with its own importance ratio; its execution overlaps with them
-    pairs: Literal["executed", "twins"] = "executed"  # of the calibration: one trajectory judged twice, or with its imagined twin
+    pairs: Literal["executed", "twins"] = "executed"  # of the calibration: a trajectory judged twice, or with its imagined twin
 
     def validate(self) -> None:
         super().validate()
