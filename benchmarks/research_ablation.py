@@ -108,7 +108,8 @@ def plot(runs: Path, rows: list[dict], path: Path) -> None:
     axes[1].set(title="reward in the world model", xlabel="update")
     axes[2].set(title="reward in the sandbox (one task an update, real: eight)", xlabel="update")
     for ax in axes:
-        ax.legend(fontsize=8)
+        if ax.lines:
+            ax.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
