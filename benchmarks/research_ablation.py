@@ -9,7 +9,8 @@ before training is the same for all arms of a seed: it is evaluated once a seed,
 
 Writes summary.json, a row an (arm, seed, task): `percentile` is the mean over `n` trajectories of the best turn's
 HumanRank on the task, in percent; `sandbox_s` and `wall_s` are those of *training* the cell, the same on all its rows
-(computing seconds of the programs asked for; seconds on the clock of everything but evaluation). And table.md."""
+(computing seconds of the programs asked for; seconds on the clock of everything but evaluation). And table.md, and
+curves.png: held-out percentile against sandbox seconds, and what the world model and the sandbox said while training."""
 
 from __future__ import annotations
 
@@ -80,6 +81,38 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def curve(runs: Path, arm: str, name: str) -> np.ndarray:
+    """A metric of an arm by update, mean over the seeds that are there [updates]; empty without any."""
+    found = [[r.get(name) for r in read_jsonl(f / "metrics.jsonl")] for f in sorted(runs.glob(f"{arm}_*")) if f.is_dir()]
+    found = [np.array(values, float) for values in found if values]
+    shortest = min(map(len, found), default=0)
+    return np.mean([values[:shortest] for values in found], axis=0) if shortest else np.empty(0)
+
+
+def plot(runs: Path, rows: list[dict], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for i, arm in enumerate(("before", *ARMS)):
+        held = [r for r in rows if r["arm"] == arm and r["held_out"] and r["percentile"] is not None]
+        seeds = sorted({r["seed"] for r in held})
+        points = [[(r["sandbox_s"], r["percentile"]) for r in held if r["seed"] == s] for s in seeds]
+        if points:
+            axes[0].plot(*np.array([np.mean(p, axis=0) for p in points]).T, "o", color=f"C{i}", label=arm)
+        for ax, name in ((axes[1], "reward/wm_mean"), (axes[2], "reward/env_mean")):
+            values = curve(runs, arm, name)
+            if len(values) and np.isfinite(values).any():
+                ax.plot(np.arange(1, len(values) + 1), values, color=f"C{i}", label=arm)
+    axes[0].set(title="held-out percentile, a point a seed", xlabel="sandbox seconds of training")
+    axes[1].set(title="reward in the world model", xlabel="update")
+    axes[2].set(title="reward in the sandbox (real: 8 groups, others: 1)", xlabel="update")
+    for ax in axes:
+        if ax.lines:
+            ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
 def write(runs: Path, out: Path) -> None:
     """The results so far."""
     rows: list[dict] = []
@@ -90,6 +123,7 @@ def write(runs: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "summary.json", rows)
     (out / "table.md").write_text(table(rows), encoding="utf-8")
+    plot(runs, rows, out / "curves.png")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from sim.twins import TwinJob
 from sim.workers import Pool
 from vla_wmrl import checkpoint, report
 from vla_wmrl.config import TrainConfig
-from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
 from vla_wmrl.streams import make_debias, make_fusion
@@ -191,18 +189,11 @@ class Run:
         with self.loop.ledger.phase("videos"):
             self.film_twins()
         if self.loop.debias is not None:
-            write_calibration(self.folder / "calibration.json", self.loop.debias)
+            report.write_calibration(self.folder / "calibration.json", self.loop.debias)
         if cfg.eval.after:
             self.evaluate("eval_after", cfg.eval.videos)
         write_json(self.folder / "ledger.json", self.loop.ledger.metrics())
         print(f"report: {report.write(self.folder)}")
-
-
-def write_calibration(path: Path, debias: IsotonicDebiaser) -> None:
-    """The fitted map and its pairs, for the report."""
-    scores = debias.pairs_[:, 0]
-    x = np.linspace(min(0.0, *scores), max(1.0, *scores), 101) if len(scores) > 1 else np.linspace(0.0, 1.0, 101)
-    write_json(path, {"x": x, "y": debias.transform(x), "pairs": debias.pairs_})
 
 
 def train(cfg: TrainConfig) -> int:

@@ -102,3 +102,13 @@ def test_a_full_disk_is_one_line_and_other_errors_keep_their_traceback(monkeypat
     monkeypatch.setattr(cli, "run", denied)
     with pytest.raises(PermissionError):
         cli.main([])
+
+
+def test_a_reader_that_has_gone_leaves_no_traceback():
+    """As in `vla-wmrl COMMAND --help | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from vla_wmrl.cli import main; import sys; sys.exit(main(['train', '--help']))"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 1

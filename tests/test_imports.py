@@ -17,9 +17,9 @@ LAYERS = {
     "errors": 0, "types": 0,
     "arms": 1, "config": 1, "config_commands": 1, "stats": 1, "advantage": 1, "grpo": 1, "anchors": 1,
     "arguments": 2, "debias": 2, "fusion": 2, "progress": 2, "checkpoint": 2,
-    "tracking": 3, "streams": 3, "report_plots": 3, "report": 4,
+    "tracking": 3, "streams": 3, "report_plots": 3, "report_html": 3, "report": 4,
     "world_model": 4, "policies": 4,
-    "learner": 5, "train": 5, "cli": 6,
+    "learner": 5, "late": 5, "train": 5, "cli": 6,
 }  # fmt: skip
 PURE = ("types", "stats", "advantage", "grpo", "anchors", "debias", "fusion")  # arrays in, arrays out
 PURE_MAY_NOT = (

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from text_agents import language_model
+from text_agents.config import ModelSection
 from text_agents.dialogues import Dialogues, Reply
 from text_agents.token_rows import Passes, TokenRows, token_rows
 from text_agents.transcripts import ChatFormat, TokenRollout, shipped
@@ -153,6 +154,13 @@ class LanguagePolicy:
                 whole = copy.deepcopy(self.model).merge_and_unload()
             whole.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
+
+
+def check_context(policy: LanguagePolicy, section: ModelSection, name: str) -> None:
+    """Raises UserError where a prompt and a reply may exceed the positions that a model knows."""
+    known = getattr(policy.model.config, "max_position_embeddings", None)
+    asked = section.max_prompt_tokens + section.max_new_tokens
+    require(known is None or asked <= known, f"{name}.max_prompt_tokens and a reply: {asked}; the model has {known} positions")
 
 
 def _with_adapter(model: Any, rank: int, alpha: float | None, targets: Sequence[str], seed: int) -> Any:

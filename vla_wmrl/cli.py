@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -105,13 +107,27 @@ def run(argv: Sequence[str]) -> int:
     return getattr(importlib.import_module(module), function)(cfg) or 0
 
 
+def reader_has_gone() -> bool:
+    """Whether whoever read our output has closed it (`| head`): then nobody is there to be told."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit codes: 0 done, 2 a mistake of the user or a full disk, 130 interrupted."""
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        code = run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still writes at its end
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -39,7 +39,9 @@ class _Scored:
     looks: Batch
     weights: Tensor  # [B]
     parts: list[Tensor]  # rows
-    old: list[Tensor]  # log-probabilities of the parts before the update
+    old: list[Tensor]  # log-probabilities of the parts under the policy that sampled them
+    now: list[Tensor]  # and under the policy before the update, the same one unless rows are late
+    late: list[Tensor] | None  # [b] bool, rows that an earlier policy sampled
     reference: list[Tensor] | None  # and under the first policy
     anywhere: list[Tensor]  # rows on which change is penalised, in parts
     centres: list[Tensor]  # where the policy's distributions lay there
@@ -60,13 +62,18 @@ class Learner:
         self.reference: list[Tensor] | None = [p.detach().clone() for p in self.parameters] if copied else None
         self.updates = 0
 
-    def update(self, rollouts: Sequence[Any], advantages: np.ndarray, valid: np.ndarray, n_rollouts: int) -> dict:
+    def update(
+        self, rollouts: Sequence[Any], advantages: np.ndarray, valid: np.ndarray, n_rollouts: int,
+        behaviour: tuple[Sequence[Tensor], np.ndarray] | None = None,
+    ) -> dict:  # fmt: skip
         """One update per epoch from R rollouts with advantages [R] (fusion factors included) and valid [R].
 
         advantages: with `Loop.credit`, R arrays of one value a turn, for policies whose `collate` takes them.
 
         rollouts: of the kind that the policy collates; "looks" are its rows, of a language model sampled tokens.
-        n_rollouts: what the average over rollouts divides by. Returns metrics; with no advantage at all, no step is taken.
+        n_rollouts: what the average over rollouts divides by.
+        behaviour: weights of an earlier policy and which rollouts [R] bool it sampled: their ratio is to that one.
+        Returns metrics; with no advantage at all, no step is taken.
         Raises RatioMismatch when re-scoring does not reproduce itself before the first step.
         """
         looks = self.policy.collate(rollouts, advantages, valid)
@@ -78,16 +85,18 @@ class Learner:
         parts = looks.split(live, self.cfg.minibatch_looks)
         with torch.no_grad():
             # Scored again under the update's own batch shapes: the sampler's batches round differently.
-            old = [self.policy.log_prob(*looks.rows(part)) for part in parts]
-            batch = _Scored(looks, weights, parts, old, self._reference_log_prob(looks, parts), *self._anywhere(looks))
+            now = [self.policy.log_prob(*looks.rows(part)) for part in parts]
+            old, late = self._behaviour_log_prob(looks, parts, now, behaviour)
+            reference = self._reference_log_prob(looks, parts)
+            batch = _Scored(looks, weights, parts, old, now, late, reference, *self._anywhere(looks))
         before = [p.detach().clone() for p in self.parameters]
         if self.cfg.optimizer == "lbfgs":
             metrics |= self._lbfgs(batch)
-            metrics |= self._shorten(looks, parts[0], old[0], before)
+            metrics |= self._shorten(looks, parts[0], now[0], before)
         else:
             for epoch in range(self.cfg.epochs):
                 metrics |= self._epoch(batch, first=epoch == 0)
-                metrics |= self._shorten(looks, parts[epoch % len(parts)], old[epoch % len(parts)], before)
+                metrics |= self._shorten(looks, parts[epoch % len(parts)], now[epoch % len(parts)], before)
                 before = [p.detach().clone() for p in self.parameters]
         self.updates += 1
         return metrics
@@ -152,7 +161,8 @@ class Learner:
         for i, part in enumerate(batch.parts):
             logp = self.policy.log_prob(*looks.rows(part))
             if first:
-                grpo.check_first_ratio(grpo.log_ratio(logp, batch.old[i]), tol=grpo.ratio_tolerance(self.policy.dtype))
+                fresh = None if batch.late is None else ~batch.late[i]
+                grpo.check_first_ratio(grpo.log_ratio(logp, batch.old[i]), fresh, grpo.ratio_tolerance(self.policy.dtype))
             loss, part_metrics = grpo.grpo_loss(
                 logp, batch.old[i], looks.advantage[part], batch.weights[part], eps_low=cfg.eps_low, eps_high=cfg.eps_high,
                 dual_clip=cfg.dual_clip, logp_ref=None if batch.reference is None else batch.reference[i], kl_coef=cfg.kl_beta,
@@ -178,13 +188,34 @@ class Learner:
         if self.reference is None:
             with self.policy.without_adapter():
                 return [self.policy.log_prob(*looks.rows(part)) for part in parts]
-        now = [p.detach().clone() for p in self.parameters]
-        self._lend(self.reference)
-        scored = [self.policy.log_prob(*looks.rows(part)) for part in parts]
-        self._lend(now)
-        return scored
+        with self.lent(self.reference):
+            return [self.policy.log_prob(*looks.rows(part)) for part in parts]
 
-    def _lend(self, values: list[Tensor]) -> None:
+    def _behaviour_log_prob(self, looks: Batch, parts: list[Tensor], now: list[Tensor], behaviour) -> tuple:
+        """Log-probabilities under whichever policy sampled a row, and which rows are an earlier one's (None: nowhere)."""
+        if behaviour is None:
+            return now, None
+        weights, sampled = behaviour
+        late = [torch.from_numpy(np.asarray(sampled, bool))[looks.rollout[part]] for part in parts]
+        with self.lent(weights):
+            then = [self.policy.log_prob(*looks.rows(part)) for part in parts]
+        return [torch.where(rows, t, n) for rows, t, n in zip(late, then, now, strict=True)], late
+
+    def weights(self) -> list[Tensor]:
+        """A copy of what trains."""
+        return [p.detach().clone() for p in self.parameters]
+
+    @contextmanager
+    def lent(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """The policy with other weights, for the block."""
+        own = self.weights()
+        self._lend(values)
+        try:
+            yield
+        finally:
+            self._lend(own)
+
+    def _lend(self, values: Sequence[Tensor]) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data.copy_(value)
 

@@ -22,11 +22,12 @@ from vla_wmrl import report_plots as plots
 from vla_wmrl import stats
 from vla_wmrl.config import EvalSection
 from vla_wmrl.config_commands import ReportConfig
+from vla_wmrl.debias import IsotonicDebiaser
 from vla_wmrl.errors import require
 from vla_wmrl.progress import clock
-from vla_wmrl.tracking import read_jsonl
+from vla_wmrl.report_html import MISSING, details, image, page, save, table, tiled
+from vla_wmrl.tracking import read_jsonl, write_json
 
-MISSING = '<p class="missing">not recorded</p>'
 MAX_VIDEO_BYTES = 24 * 2**20  # of all videos in the page; the rest is listed
 
 # Panels of the training curves: title, then metric -> (label, colour).
@@ -173,21 +174,6 @@ def paired(before: list[dict], after: list[dict]) -> str:
     )
 
 
-def image(svg: str, alt: str) -> str:
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
-
-
-def table(head: list[str], rows: list[list[str]], total: bool = False) -> str:
-    """Cells are HTML already; with `total` the last row is one."""
-    body = []
-    for i, row in enumerate(rows):
-        mark = ' class="total"' if total and i == len(rows) - 1 else ""
-        body.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-
-
 def change(before: Rate, after: Rate) -> str:
     if not (before.complete and after.complete):
         return "–"
@@ -307,8 +293,14 @@ def video_section(run: Run) -> str:
     return f'<div class="videos">{"".join(shown)}</div>{more}'
 
 
-def details(title: str, text: str) -> str:
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+def records_section(run: Run) -> str:
+    """Protocol, config and manifest, folded away."""
+    protocol = run.sessions[-1].get("protocol") if run.sessions else None
+    return (
+        (details("Protocol", json.dumps(protocol, indent=1)) if protocol else "")
+        + (details("config.yaml", yaml.safe_dump(run.config, sort_keys=False)) if run.config else MISSING)
+        + (details("manifest.json", json.dumps(run.sessions, indent=1)) if run.sessions else MISSING)
+    )
 
 
 def tiles(run: Run) -> str:
@@ -326,7 +318,7 @@ def tiles(run: Run) -> str:
         shown.append((f"{int(steps.get('imagined', 0)):,}", "imagined control steps"))
     if "total_s" in seconds:
         shown.append((clock(seconds["total_s"]), "wall time"))
-    return '<div class="tiles">' + "".join(f'<div class="tile"><b>{v}</b><small>{n}</small></div>' for v, n in shown) + "</div>"
+    return tiled(shown)
 
 
 def render(run: Run) -> str:
@@ -336,39 +328,31 @@ def render(run: Run) -> str:
     facts = [f"tasks {', '.join(map(str, run.tasks)) or '?'}", f"seed {cfg.get('seed', '?')}"]
     facts += [f"policy {Path(str(cfg.get('policy', {}).get('path', '?'))).name}"]
     facts += [str(run.sessions[0].get("started", "")), f"{len(run.sessions)} session(s)"] if run.sessions else []
-    protocol = run.sessions[-1].get("protocol") if run.sessions else None
-    sections = [
+    return page(title, facts, tiles(run), [
         ("Success", success_section(run)),
         ("In the model and for real", curves_section(run)),
         ("Calibration of the world model", calibration_section(run)),
         ("Residuals, weights and losses", generic_section(run)),
         ("What it cost", ledger_section(run)),
         ("Videos", video_section(run)),
-        (
-            "Protocol, configuration, versions",
-            (details("Protocol", json.dumps(protocol, indent=1)) if protocol else "")
-            + (details("config.yaml", yaml.safe_dump(cfg, sort_keys=False)) if cfg else MISSING)
-            + (details("manifest.json", json.dumps(run.sessions, indent=1)) if run.sessions else MISSING),
-        ),
-    ]
-    css = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    body = "".join(f"<section><h2>{name}</h2>{content}</section>" for name, content in sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{css}</style></head><body><main><h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(" · ".join(facts))}</p>{tiles(run)}{body}</main></body></html>\n'
-    )
+        ("Protocol, configuration, versions", records_section(run)),
+    ])  # fmt: skip
+
+
+def write_calibration(path: Path, debias: IsotonicDebiaser) -> None:
+    """The fitted map and its pairs, for the report."""
+    scores = debias.pairs_[:, 0]
+    x = np.linspace(min(0.0, *scores), max(1.0, *scores), 101) if len(scores) > 1 else np.linspace(0.0, 1.0, 101)
+    write_json(path, {"x": x, "y": debias.transform(x), "pairs": debias.pairs_})
 
 
 def write(folder: str | Path) -> Path:
-    """Write `<folder>/report.html` and return its path."""
-    path = Path(folder) / "report.html"
-    text = render(Run.read(folder))
-    draft = path.with_name(".report.html.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-    return path
+    """Write `<folder>/report.html` and return its path. Raises UserError for a run of another command."""
+    run = Run.read(folder)
+    for row in run.before + run.after:
+        mine = "task_id" in row and "success" in row
+        require(mine, f"{folder} is no run of `vla-wmrl train`; those of research have `vla-wmrl research report`")
+    return save(folder, render(run))
 
 
 def main(cfg: ReportConfig) -> int:

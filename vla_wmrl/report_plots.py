@@ -66,8 +66,11 @@ def running_mean(y: np.ndarray, window: int) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-def success(tasks: list[str], before: list, after: list) -> str:
-    """Success by task with intervals. Entries are (rate, low, high), or None where not recorded."""
+SUCCESS = "success on official initial states, % (95 % Wilson interval)"
+
+
+def success(tasks: list[str], before: list, after: list, xlabel: str = SUCCESS) -> str:
+    """Success by task with intervals. Entries are (rate, low, high) in [0, 1], or None where not recorded."""
 
     def draw(ax):
         y = np.arange(len(tasks))[::-1]
@@ -81,7 +84,7 @@ def success(tasks: list[str], before: list, after: list) -> str:
             xlim=(-2, 102),
             yticks=y,
             yticklabels=tasks,
-            xlabel="success on official initial states, % (95 % Wilson interval)",
+            xlabel=xlabel,
         )
         ax.set_ylim(-0.6, len(tasks) - 0.4)
         ax.grid(axis="y", visible=False)

@@ -77,7 +77,8 @@ class Group:
     start: Start
     anchor: bool  # real execution: trains on `r_env`; otherwise on the calibrated `r_wm`
     rollouts: tuple[Rollout, ...]  # the ones that train
-    twins: tuple[Rollout, ...]  # on anchors with a world model: the imagined twins (same policy and noise keys)
+    twins: tuple[Rollout, ...]  # on anchors with a world model: what it judged, imagined twins (same policy and noise keys)
+    # or, where it grades executed rollouts, those
     r_env: np.ndarray  # [G] float64, NaN where absent
     r_wm: np.ndarray  # [G] float64, NaN where absent; on anchors: of the twins
 

@@ -46,6 +46,7 @@ def test_rows_and_table_of_the_cells_that_are_there(ablation, tmp_path):
     assert lines[2].startswith("| before | 1 | 40.0 |") and lines[3].startswith("| real | 2 | 62.0 |")
     assert lines[4].startswith("| wmrl | 1 | 63.0 | +3.0 | [+3.0, +3.0] | 50 | 25% |"), "compared with another seed's real run"
     assert len(lines) == 5
+    assert (out / "curves.png").stat().st_size > 10_000
 
 
 def test_nobody_graded_is_no_percentile_and_no_crash(ablation):

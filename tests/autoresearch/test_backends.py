@@ -76,6 +76,30 @@ def test_a_server_that_fails_is_one_clear_line(server):
         backends.ServerBackend("http://127.0.0.1:9/v1")
 
 
+def test_one_prompt_beyond_a_servers_context_does_not_end_the_others(server):
+    from text_agents.autoresearch.commands import shortened
+
+    backend = backends.ServerBackend(server.url, parallel=1)
+
+    def answer(content):
+        server.code = 400 if "long" in content["messages"][0]["content"] else 200
+        refusal = {"error": {"message": "This model's maximum context length is 4096 tokens"}}
+        return refusal if server.code == 400 else {"choices": [{"message": {"content": "yes"}}]}
+
+    server.answer = answer
+    assert backend.chat([[{"role": "user", "content": c}] for c in ("short", "long", "short")], 7) == ["yes", "", "yes"]
+    assert shortened(ChatAgent(backend)) == ["1 turns are malformed: the server refused the conversation as too long"]
+    server.answer = lambda content: (setattr(server, "code", 400), {"error": "no such model"})[1]
+    with pytest.raises(UserError, match="answers 400"):
+        backend.chat([[{"role": "user", "content": "a"}]], 7)
+
+
+def test_a_servers_key_comes_from_the_environment(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k2")
+    backends.language_backend("name", server.url).generate(["a"], None, 7)
+    assert server.asked[0][1] == "Bearer k2" and server.asked[0][2]["model"] == "name"
+
+
 def trajectory(n):
     turns = [Executed("valid", 0.7, f"feedback {i}", "") for i in range(n)]
     return Trajectory("t", 0, [f"text {i}" for i in range(n)], turns)
@@ -95,35 +119,78 @@ def test_a_conversation_alternates_and_loses_its_oldest_turns_first():
     assert agent.counts_["too_long"] == 2
 
 
-def test_a_local_model_scores_choices_as_the_beginning_of_its_reply(monkeypatch):
-    """With a stand-in for weights: which tokens are scored, and after which."""
-    import numpy as np
+class Characters:
+    """A tokenizer whose tokens are ASCII characters."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return "".join(m["content"] for m in messages) + "|"
+
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": [ord(c) % 128 for c in text]}
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+
+
+@pytest.fixture
+def local(monkeypatch):
+    """A local backend with a tiny network of random weights: what it says is noise, how it is asked is real."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, max_position_embeddings=8192, **sizes)).eval()
+    monkeypatch.setattr("text_agents.language_model.load_model", lambda path, device: (model, Characters()))
+    return backends.TransformersBackend()
+
+
+def test_a_local_model_scores_choices_as_the_beginning_of_its_reply(local):
     import torch
 
-    class Tokens:
-        eos_token_id = 0
-
-        def apply_chat_template(self, messages, tokenize, add_generation_prompt):
-            return "".join(m["content"] for m in messages) + "|"
-
-        def __call__(self, text, add_special_tokens):
-            return {"input_ids": [ord(c) % 128 for c in text]}
-
-        def decode(self, ids, skip_special_tokens):
-            return "".join(map(chr, ids))
-
-    class Next:
-        """Likes the character after the last one."""
-
-        config = SimpleNamespace(max_position_embeddings=512)
-
-        def __call__(self, ids):
-            return SimpleNamespace(logits=torch.nn.functional.one_hot((ids + 1) % 128, 128).float() * 5)
-
-    monkeypatch.setattr("text_agents.language_model.load_model", lambda path, device: (Next(), Tokens()))
-    backend = backends.TransformersBackend()
-    assert backend.context_tokens == 512 and backend.count_tokens("abc") == 4
-    logp = backend.choice_logprobs(['text\n{"status": "a'], ["bcd", "dcb"])
-    assert logp.shape == (1, 2) and logp[0, 0] > logp[0, 1] and np.isfinite(logp).all()
+    assert local.context_tokens == 8192 and local.count_tokens("abc") == 4
+    choices = ["bcd", "x"]
+    found = local.choice_logprobs(['text\n{"status": "a'], choices)
+    for column, choice in enumerate(choices):  # in one pass, without a cache
+        ids = [ord(c) for c in 'text\n|{"status": "a' + choice + '"']
+        with torch.no_grad():
+            logp = torch.log_softmax(local.model(torch.tensor([ids])).logits[0], -1)
+        n = len(choice) + 1
+        expected = sum(float(logp[i - 1, ids[i]]) for i in range(len(ids) - n, len(ids)))
+        assert abs(found[0, column] - expected) < 1e-4
     assert backends._begun_reply('text\n{"status": "') == ("text\n", '{"status": "')
     assert backends._begun_reply("text") == ("text", "")
+
+
+def test_a_local_model_of_noise_gives_predictions_that_are_never_broken(local):
+    from vla_wmrl.world_model.language import parse_prediction
+
+    found = [parse_prediction(text) for text in local.generate([f"prompt {i}\n" for i in range(12)], SCHEMA, 256)]
+    assert len({p.outcomes[0].status for p in found}) > 1 and len({p.outcomes[0].feedback for p in found}) > 1
+    again = local.generate(["prompt 0\n"], SCHEMA, 256)[0]
+    assert parse_prediction(again).outcomes[0].feedback != found[0].outcomes[0].feedback, "a second try is another one"
+    local.temperature = 0.0
+    assert local.generate(["a\n"], SCHEMA, 256) == local.generate(["a\n"], SCHEMA, 256)
+    model = LanguageWorldModel(local, max_tokens=256)
+    [told] = model.predict([Case("task", "text", "data", "brief", "print(1)")])
+    assert told is not None and model.counts_["broken"] == 0 and 0 < told.reward < 1
+    assert abs(told.p_status.sum() - 1) < 1e-6, "by log-probabilities, not by the confidences it states"
+
+
+def test_values_that_begin_one_another_and_texts_that_never_end(local):
+    from text_agents.autoresearch.guided import Decoder, answer
+
+    def decoder(seed=0):
+        return Decoder(local.model, local.tokenizer, [65, 66], 1.0, (seed,))
+
+    lines = {"type": "object", "properties": {"line": {"type": ["integer", "null"]}}}
+    found = {json.loads(answer(decoder(i), lines, 64))["line"] for i in range(30)}
+    assert len(found) > 5 and all(v is None or 1 <= v < 400 for v in found)
+    decoder_ = decoder()
+    decoder_._draw = lambda tokens=None: 92 if tokens is None else tokens[0]  # backslashes without end
+    text = answer(decoder_, {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20}}}, 400)
+    assert json.loads(text)["a"] == "\\" * 20
+    with pytest.raises(ValueError, match="boolean"):
+        answer(decoder(), {"type": "boolean"}, 64)

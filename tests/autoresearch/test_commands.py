@@ -49,6 +49,9 @@ def test_help_of_every_command_imports_nothing_heavy():
         (["fidelity", "--data=x", "--predictor=boost"], "did you mean boosting"),
         (["fidelity"], "--data"),
         (["fidelity", "--data=nowhere"], "no file nowhere"),
+        (["eval", "--output_dir=x", "--agent=chat", "--url=localhost:8000", "--tasks=wine"], "neither http:// nor https://"),
+        (["tasks", f"--output_dir={__file__}"], "is a file"),
+        (["report"], "--output_dir"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(argv, words, capsys, monkeypatch, tmp_path):
@@ -100,3 +103,42 @@ def test_ungraded_trajectories_are_missing_from_the_mean():
     row = commands.summarise(rows)[0]
     assert (row["percentile"], row["n"], row["sandbox_s"]) == (40.0, 1, 2.0)
     assert "40.0" in commands.leaderboard([row])
+
+
+def test_the_page_of_an_evaluation_and_its_leaderboard(tmp_path, capsys):
+    common = {
+        "arm": "search",
+        "seed": 3,
+        "held_out": True,
+        "sandbox_s": 1.0,
+        "wall_s": 1.0,
+        "statuses": ["valid", "runtime_error"],
+    }
+    rows = [
+        {**common, "task": "a<b", "percentile": 40.0, "ranks": [0.4, None], "texts": ["the <best> one", "another"]},
+        {**common, "task": "a<b", "percentile": None, "ranks": [None, None], "texts": ["x", "y"]},
+        {**common, "task": "c", "percentile": 0.0, "ranks": [None, None], "texts": ["x", "y"]},
+    ]
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert cli.main(["research", "report", f"--output_dir={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "40.0    1" in out and "20.0    2" in out, "an ungraded trajectory is missing from the mean, not 0"
+    page = (tmp_path / "report.html").read_text()
+    assert "a&lt;b: percentile 40.0" in page and "the &lt;best&gt; one" in page and "c: no valid program" in page
+    assert "<td>40.0 (1)</td>" in page and page.count("not recorded") >= 3 and "http" not in page.split("</head>")[1]
+
+
+def test_a_folder_of_another_command_is_told_where_its_report_is(make_task, tmp_path, capsys):
+    for name, row in (("ours", {"percentile": 1.0, "task": "t"}), ("sims", {"task_id": 1, "success": True})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "eval_after.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "empty").mkdir()
+    for command, name, words in (
+        (["report"], "ours", "vla-wmrl research report"),
+        (["research", "report"], "sims", "no run of `vla-wmrl research train`"),
+        (["research", "report"], "empty", "no run of `vla-wmrl research train`"),
+        (["research", "report"], "nowhere", "no run folder"),
+    ):
+        assert cli.main([*command, f"--output_dir={tmp_path / name}"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1 and words in err

@@ -1,5 +1,6 @@
 """The fidelity harness: figures against hand-made cases, nothing judged on a task it was fitted on."""
 
+import gzip
 import json
 
 import numpy as np
@@ -107,3 +108,19 @@ def test_ungraded_solutions_have_no_truth_to_be_judged_by(tmp_path):
     path.write_text("".join(json.dumps(x) + "\n" for x in lines))
     table = fidelity.read_rows(path)
     assert table["code"].tolist() == ["x = 1"] and table["inventory"].tolist() == ["i"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("junk.gz", b"x", "no file of executions"),
+        ("cut.gz", gzip.compress(b"x" * 1000)[:-9], "no file of executions"),
+        ("junk.jsonl", b"\xff\xfe", "no file of executions"),
+        ("torn.jsonl", b'{"a": 1', "line 1, is not JSON"),
+        ("list.jsonl", b"[1, 2]", "line 1, names no task"),
+    ],
+)
+def test_data_that_is_none_is_one_line(name, content, words, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        fidelity.read_rows(tmp_path / name)

@@ -13,6 +13,7 @@ from text_agents.autoresearch.pipeline import Spec
 from text_agents.autoresearch.rollouts import prepare
 from text_agents.autoresearch.sandbox import Limits
 from text_agents.autoresearch.tasks import load_task
+from vla_wmrl.errors import UserError
 from vla_wmrl.world_model.language import Case
 
 KEYS = [(0, i) for i in range(400)]
@@ -133,3 +134,11 @@ def test_a_task_is_never_predicted_by_a_model_that_has_seen_it(monkeypatch):
     cases = [Case(n, "d", "i", "b", "x = 1") for n in (*names, "new")]
     assert world.predict(cases) == [None] * 9
     assert len(fitted) == 5 and fitted[-1] == set(names), "a task that has no past is new to the model of all rows"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00\n", b"[1, 2]\n", b'{"a": 1}\n', b"no json\n", None])
+def test_a_memory_that_is_none_is_one_line(content, tmp_path):
+    path = tmp_path / "memory.jsonl"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match="is a folder" if content is None else "no file of sandbox outcomes"):
+        judges.SandboxJudge(sandbox(), path)

@@ -58,7 +58,7 @@ def run(tasks, tmp_path, monkeypatch):
     """Runs of a tiny config with the stand-in sandbox."""
 
     class Judge:
-        def __init__(self, sandbox, memory):
+        def __init__(self, sandbox, memory, mode):
             self.seconds, self.asked, self.ran = 0.0, 0, 0
 
         def __call__(self, tasks, texts, keys):
@@ -101,17 +101,40 @@ def test_every_arm_trains_and_counts_what_it_executed(run, arm):
     assert len(after) == 2 and {r["task"] for r in after} == {"second"} and all(r["held_out"] for r in after)
     assert ledger["worker_time/sandbox_evaluation_s"] == 2 * 2 * 2, "before and after"
     assert (folder / "policy" / "spec_policy.safetensors").is_file()
+    page = (folder / "report.html").read_text()
+    assert "second" in page and "sandbox: training" in page and "Reward, all groups" in page
+    assert ("anchor pairs" in page) == (arm in ("debias", "wmrl"))
 
 
-def test_a_resumed_run_is_the_same_run(run):
-    whole = run("whole", "--steps=4", "--eval.before=false")
-    run("parts", "--steps=2", "--eval.before=false")
-    parts = run("parts", "--steps=4", "--eval.before=false", "--resume=true")
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_resumed_run_is_the_same_run(run, lag):
+    common = ("--eval.before=false", f"--anchors.lag={lag}", "--grpo.lr=0.01")
+    whole = run("whole", "--steps=4", *common)
+    run("parts", "--steps=2", *common)
+    parts = run("parts", "--steps=4", *common, "--resume=true")
     a, b = (checkpoint.load(checkpoint.latest(f))["loop"]["learner"]["weights"] for f in (whole, parts))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    kept = ("step", "reward/env_mean", "reward/wm_mean", "calib/pairs", "sandbox/asked", "worker_time/sandbox_anchors_s")
+    kept = ["step", "reward/env_mean", "reward/wm_mean", "calib/pairs", "worker_time/sandbox_anchors_s"]
+    kept += ["sandbox/asked"] if lag == 0 else []  # late ones are asked for while the row is written
     for first, second in zip(*(read_jsonl(f / "metrics.jsonl") for f in (whole, parts)), strict=True):
         assert [first.get(k) for k in kept] == [second.get(k) for k in kept]
+
+
+@pytest.mark.parametrize("pairs", ["executed", "twins"])
+def test_a_pair_is_one_trajectory_judged_twice_or_two_that_part(run, pairs):
+    folder = run(pairs, "--steps=3", "--eval.before=false", f"--anchors.pairs={pairs}", "--turns=3")
+    found = checkpoint.load(checkpoint.latest(folder))["loop"]["debias"]["pairs"]
+    fails, valid = 0.9 * 0.1 + 0.1 * (0.5 + 0.5 * 0.3625), 0.1 * 0.1 + 0.9 * (0.5 + 0.5 * 0.3625)  # Coarse's two judgements
+    right = [abs(x - (valid if y >= 0.5 else fails)) < 1e-6 for x, y in found]
+    assert len(found) == 12 and (all(right) or pairs == "twins"), found
+
+
+def test_late_anchors_cost_what_was_asked_of_the_sandbox(run):
+    folder = run("late", "--steps=3", "--anchors.lag=2", "--eval.before=false")
+    rows = read_jsonl(folder / "metrics.jsonl")
+    assert [r["anchors/groups"] for r in rows] == [0, 0, 1] and rows[-1]["worker_time/sandbox_anchors_s"] == 8
+    ledger = json.loads((folder / "ledger.json").read_text())
+    assert ledger["worker_time/sandbox_anchors_s"] == 3 * 8, "the two groups that no update waited for are paid all the same"
 
 
 def test_twins_begin_as_the_real_rollouts_do(tasks):
@@ -176,14 +199,17 @@ def test_an_update_runs_in_the_real_sandbox_and_again_from_its_memory(tasks, tmp
         (["--output_dir=x", "--tasks=wines"], "did you mean wine"),
         (["--output_dir=x", "--grpo.group_size=1"], "at least 2"),
         (["--output_dir=x", "--turns=9"], "1..8"),
+        (["--output_dir=x", "--anchors.lag=-1"], "anchors.lag=-1 is negative"),
+        (["--output_dir=x", "--arm=real", "--anchors.lag=1"], "both sources"),
         (["--output_dir=x", "--resume=true"], "nothing to resume"),
         (["--output_dir=x", "--world_model.data=nowhere.jsonl", "--tasks=diabetes", "--eval.tasks=wine"], "no file nowhere"),
         (["--output_dir=x", "--sandbox.cpu=1"], "did you mean sandbox.cpu_s"),
+        (["--output_dir=x", "--sandbox.ray_address=auto"], "is for sandbox.pool=ray"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(argv, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "Sandbox", lambda *a: __import__("contextlib").nullcontext(None))
+    monkeypatch.setattr(train, "make_sandbox", lambda *a: __import__("contextlib").nullcontext(None))
     assert cli.main(["research", "train", *argv]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err

@@ -82,15 +82,15 @@ def truth(start, member):
     return float(np.random.default_rng([start.init_id, member, 5]).uniform())
 
 
-def make(reward_wm=truth, fusion="inverse_variance", debias=None, fraction=0.5, imagine=True, **grpo):
+def make(reward_wm=truth, fusion="inverse_variance", debias=None, fraction=0.5, imagine=True, lag=0, **grpo):
     cfg = TrainConfig(steps=4)
-    cfg.grpo = GrpoConfig(n_groups=4, group_size=4, lr=1e-2, **grpo)
+    cfg.grpo = GrpoConfig(**{"n_groups": 4, "group_size": 4, "lr": 1e-2, **grpo})
     cfg.anchors.fraction = fraction
     policy = Gaussian()
     return Loop(
         cfg=cfg, learner=Learner(policy, cfg.grpo), starts=Starts(), execute=world(truth, "real"),
         imagine=world(reward_wm, "imagined") if imagine else None, reward=lambda r: float(r.progress[-1]), debias=debias,
-        fusion=Fusion(fusion, min_groups=1), ledger=Ledger(),
+        fusion=Fusion(fusion, min_groups=1), ledger=Ledger(), lag=lag,
     )  # fmt: skip
 
 
@@ -300,3 +300,75 @@ def test_a_penalty_on_change_is_refused_for_a_policy_without_a_centre():
 
     with pytest.raises(UserError, match=r"grpo\.kl_old=0\.1 needs a policy with a continuous centre"):
         Learner(Discrete(), GrpoConfig(kl_old=0.1))
+
+
+def test_graded_anchors_pair_a_rollout_with_itself_and_have_no_twins():
+    loop = make(debias=IsotonicDebiaser(min_pairs=4), fraction=0.25)
+    loop.grade = lambda group: np.array([2 * float(r.progress[-1]) for r in group])
+    metrics = [loop.step(step) for step in range(3)]
+    assert all(len(asked) == 3 for asked in loop.imagine.asked), "anchors are not imagined"
+    x, y = loop.debias.pairs_.T
+    assert len(x) == 12 and np.allclose(x, 2 * y)
+    assert abs(metrics[0]["wm/reward_twins"] - 2 * metrics[0]["reward/env_mean"]) < 1e-6
+    assert metrics[-1]["calib/spearman"] == 1.0 and np.isnan(metrics[0]["wm/success_twins"])
+    plain = make(fraction=0.25, fusion="ppi")
+    plain.grade = loop.grade
+    for step in range(6):
+        found = plain.step(step)
+    assert found["fusion/lambda"] != 0 and np.isfinite(found["loss/loss"])
+
+
+def test_late_anchors_train_later_with_their_own_ratio_and_none_is_dropped():
+    loop = make(lag=2, fraction=0.25, lr=0.3, target_kl=None)
+    executed, metrics = [], []
+    for step in range(5):
+        metrics.append(loop.step(step))
+        executed += [r.start.init_id for r in loop.executed]
+    asked = [i for some in loop.execute.asked for i in some]
+    assert [m["anchors/groups"] for m in metrics] == [0, 0, 1, 1, 1]
+    assert list(dict.fromkeys(executed)) == asked[:3] and len(loop.late.waiting) == 2, "the last two are on their way"
+    assert metrics[1]["loss/log_ratio_abs_max"] < 1e-5, "no anchor, so nothing is late"
+    assert metrics[2]["loss/log_ratio_abs_max"] > 1e-3, "sampled by the policy of two updates before"
+
+
+def test_the_ratio_of_late_rollouts_is_to_the_policy_that_sampled_them():
+    loop = make(imagine=False, fraction=1.0)
+    learner, policy = loop.learner, loop.learner.policy
+    start = learner.weights()
+    loop.step(0)
+    group = [rollout(Start(0, 9), m, 1) for m in range(4)]
+    advantages, valid = np.array([1.0, -1.0, 0.5, -0.5]), np.ones(4, bool)
+    looks = policy.collate(group, advantages, valid)
+    rows = looks.rows(torch.arange(len(looks.mask)))
+    with torch.no_grad(), learner.lent(start):
+        then = policy.log_prob(*rows)
+    now = learner.weights()
+    expected = float((policy.log_prob(*rows).detach() - then).abs().max())
+    found = learner.update(group, advantages, valid, 4, (start, valid))["log_ratio_abs_max"]
+    assert abs(found - expected) < 1e-6 and expected > 1e-3
+    learner._lend(now)
+    assert learner.update(group, advantages, valid, 4, (start, ~valid))["log_ratio_abs_max"] < 1e-6
+
+
+def test_late_anchors_wait_for_the_calibration_as_others_do():
+    loop = make(debias=IsotonicDebiaser(min_pairs=4), lag=1, fraction=0.25)
+    assert loop.step(0)["loss/skipped"] == 1.0, "without an anchor yet, raw scores must not train"
+    assert loop.step(1)["loss/skipped"] == 1.0
+    assert loop.step(2)["loss/skipped"] == 0.0
+
+
+def test_a_run_with_late_anchors_resumes_to_the_same_weights():
+    kind = {"debias": IsotonicDebiaser(min_pairs=4), "lag": 2, "fraction": 0.25}
+    whole = make(**kind)
+    for step in range(3):
+        whole.step(step)
+    state = whole.state_dict()
+    resumed = make(**{**kind, "debias": IsotonicDebiaser(min_pairs=4)})
+    resumed.load_state_dict(state)
+    assert torch.equal(weights(resumed), torch.cat([w.flatten() for w in whole.learner.weights()])), (
+        "weights were lent, not left"
+    )
+    for step in range(3, 6):
+        whole.step(step)
+        resumed.step(step)
+    assert torch.equal(weights(whole), weights(resumed))

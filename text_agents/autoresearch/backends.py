@@ -6,16 +6,21 @@ gets the JSON schema as `response_format`, so that engines with guided decoding 
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from text_agents.autoresearch import guided
 from vla_wmrl.errors import UserError, require
+from vla_wmrl.world_model.language import consistent
 
 
 class TransformersBackend:
@@ -25,9 +30,26 @@ class TransformersBackend:
         """path: checkpoint folder or name; None: the packaged SmolLM2-135M-Instruct. Raises UserError without weights."""
         from text_agents.language_model import DEFAULT_MODEL, load_model
 
-        self.model, self.tokenizer = load_model(path or DEFAULT_MODEL, device)
+        if path is not None and (Path(path) / "adapter_config.json").is_file():  # what training an adapter has left
+            from text_agents.language_policy import LanguagePolicy
+
+            trained = LanguagePolicy.from_pretrained(path, device=device)
+            loaded = trained.model, trained.tokenizer
+        else:
+            loaded = load_model(path or DEFAULT_MODEL, device)
+        self._take(*loaded, temperature, seed)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, *, temperature: float = 0.7, seed: int = 0) -> TransformersBackend:
+        """Around a model that is loaded already, and perhaps training."""
+        made = cls.__new__(cls)
+        made._take(model, tokenizer, temperature, seed)
+        return made
+
+    def _take(self, model: Any, tokenizer: Any, temperature: float, seed: int) -> None:
+        self.model, self.tokenizer = model, tokenizer
         self.temperature, self.seed, self.calls = temperature, seed, 0
-        self.context_tokens = int(getattr(self.model.config, "max_position_embeddings", 2048))
+        self.context_tokens = int(getattr(model.config, "max_position_embeddings", 2048))
 
     def ids(self, messages: list[dict]) -> list[int]:
         """Tokens of a conversation, ready for the reply."""
@@ -38,8 +60,16 @@ class TransformersBackend:
         return len(self.ids(_said(text)))
 
     def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
-        """Replies, one a prompt. The schema is not enforced here: broken answers are the caller's to count."""
-        return self.chat([_said(p) for p in prompts], max_tokens)
+        """Replies, one a prompt; with a schema by constrained decoding, so that none is broken."""
+        if schema is None:
+            return self.chat([_said(p) for p in prompts], max_tokens)
+        self.calls += 1
+        found = []
+        for i, prompt in enumerate(prompts):
+            seed = (self.seed, self.calls, i)
+            decoder = guided.Decoder(self.model, self.tokenizer, self.ids(_said(prompt)), self.temperature, seed)
+            found.append(guided.answer(decoder, schema, max_tokens, consistent))
+        return found
 
     def chat(self, conversations: Sequence[list[dict]], max_tokens: int) -> list[str]:
         """Replies to conversations of {"role", "content"}."""
@@ -62,12 +92,17 @@ class TransformersBackend:
         for i, prompt in enumerate(prompts):
             message, begun = _begun_reply(prompt)
             head = self.ids(_said(message)) + list(self.tokenizer(begun, add_special_tokens=False)["input_ids"])
-            for j, choice in enumerate(choices):
-                tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
-                with torch.no_grad():
-                    logits = self.model(torch.tensor([head + tail])).logits[0, len(head) - 1 : -1].float()
-                logp = torch.log_softmax(logits, -1)
-                rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
+            with torch.no_grad():
+                read = self.model(torch.tensor([head]), use_cache=True, logits_to_keep=1)  # once for all choices
+                for j, choice in enumerate(choices):
+                    tail = list(self.tokenizer(choice + '"', add_special_tokens=False)["input_ids"])
+                    logits = read.logits[0, -1:]
+                    if len(tail) > 1:
+                        cache = copy.deepcopy(read.past_key_values)  # reading a choice writes into it
+                        more = self.model(torch.tensor([tail[:-1]]), past_key_values=cache, use_cache=True).logits[0]
+                        logits = torch.cat([logits, more])
+                    logp = torch.log_softmax(logits.float(), -1)
+                    rows[i, j] = float(logp[torch.arange(len(tail)), torch.tensor(tail)].sum())
         return rows
 
 
@@ -81,14 +116,20 @@ def _begun_reply(prompt: str) -> tuple[str, str]:
     return (prompt[: at + 1], prompt[at + 1 :]) if at >= 0 else (prompt, "")
 
 
+class TooLong(UserError):
+    """A server says that a prompt is longer than its model's context."""
+
+
 class ServerBackend:
-    """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them."""
+    """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them. `too_long`: prompts that the
+    server refused as longer than its context; their answers are empty."""
 
     def __init__(self, url: str, model: str | None = None, *, key: str = "", temperature: float = 0.7, timeout_s: float = 600.0,
                  parallel: int = 16):  # fmt: skip
         """url: with the version, e.g. http://localhost:8000/v1. model: None asks the server. Raises UserError when silent."""
+        require(url.startswith(("http://", "https://")), f"url {url!r} begins with neither http:// nor https://")
         self.url, self.key, self.temperature = url.rstrip("/"), key, temperature
-        self.timeout_s, self.parallel = timeout_s, parallel
+        self.timeout_s, self.parallel, self.too_long = timeout_s, parallel, 0
         self.name = model or self._first_model()
 
     def _first_model(self) -> str:
@@ -106,7 +147,8 @@ class ServerBackend:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as error:
             text = error.read()[:200].decode("utf-8", "replace")
-            raise UserError(f"{self.url}{path} answers {error.code}: {text}") from error
+            kind = TooLong if error.code == 400 and "context" in text.lower() else UserError
+            raise kind(f"{self.url}{path} answers {error.code}: {text}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"{self.url}{path} does not answer as a server of OpenAI's protocol does: {error}") from error
 
@@ -124,10 +166,15 @@ class ServerBackend:
         content = {"model": self.name, "messages": messages, "max_tokens": max_tokens, "temperature": self.temperature}
         if schema is not None:
             content["response_format"] = {"type": "json_schema", "json_schema": {"name": "prediction", "schema": schema}}
-        choices = self._request("/chat/completions", content).get("choices") or [{}]
+        try:
+            choices = self._request("/chat/completions", content).get("choices") or [{}]
+        except TooLong:  # of one prompt, which only the server can tell: an empty answer, counted, and the others go on
+            self.too_long += 1
+            return ""
         return str((choices[0].get("message") or {}).get("content") or "")
 
 
 def language_backend(path: str | None, url: str | None) -> TransformersBackend | ServerBackend:
-    """The backend of a config: a server where `url` is given, else a local model."""
-    return ServerBackend(url, path) if url else TransformersBackend(path)
+    """The backend of a config: a server where `url` is given (its key in $OPENAI_API_KEY, if it wants one), else a local
+    model."""
+    return ServerBackend(url, path, key=os.environ.get("OPENAI_API_KEY", "")) if url else TransformersBackend(path)

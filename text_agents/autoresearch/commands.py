@@ -1,17 +1,18 @@
-"""`vla-wmrl research {tasks,run,train,eval,fidelity}`: arguments in, tables out. Heavy imports come after the checks."""
+"""`vla-wmrl research {tasks,run,train,eval,fidelity,world,report}`: arguments in, tables out. Heavy imports come late."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from text_agents.autoresearch import config
 from text_agents.autoresearch.train_config import ResearchTrainConfig
+from text_agents.autoresearch.world_config import WorldTrainConfig
 from vla_wmrl import arguments
 from vla_wmrl.errors import nearest, require
-from vla_wmrl.tracking import write_json
+from vla_wmrl.tracking import plain, write_json
 
 COMMANDS: dict[str, type] = {
     "tasks": config.ResearchTasksConfig,
@@ -19,6 +20,8 @@ COMMANDS: dict[str, type] = {
     "train": ResearchTrainConfig,
     "eval": config.ResearchEvalConfig,
     "fidelity": config.ResearchFidelityConfig,
+    "world": WorldTrainConfig,
+    "report": config.ResearchReportConfig,
 }
 
 
@@ -39,22 +42,25 @@ def run(argv: Sequence[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(arguments.help_text(cls, f"research {name}"))
         return 0
-    if name == "train":
-        return train(rest)
+    if name in ("train", "world"):
+        return train(cls, rest)
     cfg = arguments.load(cls, rest)
-    return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity}[name](cfg)
+    return {"tasks": tasks, "run": run_one, "eval": evaluate, "fidelity": fidelity, "report": report}[name](cfg)
 
 
-def train(argv: Sequence[str]) -> int:
+def train(cls: type, argv: Sequence[str]) -> int:
     """Train from arguments; a resumed run keeps its own config, less what may change."""
     from vla_wmrl import cli
 
     _, texts = arguments.read_command_line(argv)
     saved = Path(texts.get("output_dir", "")) / "config.yaml"
     resumed = texts.get("resume", "false").lower() == "true" and "output_dir" in texts and saved.is_file()
-    cfg = cli.resume_config(ResearchTrainConfig, argv, saved) if resumed else arguments.load(ResearchTrainConfig, argv)
+    cfg = cli.resume_config(cls, argv, saved) if resumed else arguments.load(cls, argv)
     cli.check_output_dir(cfg.output_dir, cfg.resume)
-    from text_agents.autoresearch import train as training
+    if cls is WorldTrainConfig:
+        from text_agents.autoresearch import world_training as training
+    else:
+        from text_agents.autoresearch import train as training
 
     return training.train(cfg)
 
@@ -71,6 +77,8 @@ def tasks(cfg: config.ResearchTasksConfig) -> int:
         print(f"{task.name}: {task.kind}, {task.metric.name} ({direction} is better), {len(task.answers)} test rows, {boards}")
         print(task.inventory())
         return 0
+    made = Path(cfg.output_dir) if cfg.output_dir is not None else None
+    require(made is None or not made.exists() or made.is_dir(), f"output_dir {made} is a file: name a folder")
     if cfg.bike_sharing is not None:
         print(f"written: {bike_sharing.build(cfg.bike_sharing, cfg.output_dir)}")
         return 0
@@ -91,11 +99,21 @@ def limits_of(sandbox: config.SandboxConfig):
                   disk_mb=sandbox.disk_mb)  # fmt: skip
 
 
+def make_sandbox(public: Mapping[str, Path], section: config.SandboxConfig):
+    """The sandbox of a config, for tasks by name. Raises UserError where there is no bubblewrap, or no Ray that answers."""
+    if section.pool == "ray":
+        from text_agents.autoresearch.sandbox_ray import RaySandbox
+
+        return RaySandbox(public, limits_of(section), section.workers, address=section.ray_address)
+    from text_agents.autoresearch.sandbox import Sandbox
+
+    return Sandbox(public, limits_of(section), section.workers)
+
+
 def run_one(cfg: config.ResearchRunConfig) -> int:
     from text_agents.autoresearch import embedded, scoring
     from text_agents.autoresearch.execute import execute
     from text_agents.autoresearch.render import code_facts, facts_of
-    from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
     path = Path(cfg.file)
@@ -104,7 +122,7 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
     task = load_task(cfg.task_dir, cfg.metric) if cfg.task_dir else embedded.load(cfg.task, embedded.cache_folder())
     mode = "pipeline" if path.suffix == ".json" else "code"
     facts = facts_of(task) if mode == "pipeline" else code_facts(task)
-    with Sandbox({task.name: task.public}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({task.name: task.public}, cfg.sandbox) as sandbox:
         done = execute(task, facts, [f"```python\n{text}\n```" if mode == "code" else text], mode, sandbox)[0]
     if cfg.show_code:
         print(done.code)
@@ -120,7 +138,6 @@ def run_one(cfg: config.ResearchRunConfig) -> int:
 def evaluate(cfg: config.ResearchEvalConfig) -> int:
     from text_agents.autoresearch import embedded
     from text_agents.autoresearch.episode import run_group
-    from text_agents.autoresearch.sandbox import Sandbox
     from text_agents.autoresearch.tasks import load_task
 
     chosen = task_names(cfg.tasks)
@@ -134,7 +151,7 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
     done = {r["task"] for r in rows}
     agent = make_agent(cfg, [task for task, _ in found.values()])
     folder.mkdir(parents=True, exist_ok=True)
-    with Sandbox({n: t.public for n, (t, _) in found.items()}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({n: t.public for n, (t, _) in found.items()}, cfg.sandbox) as sandbox:
         for number, (name, (task, held_out)) in enumerate(found.items(), 1):
             if name in done:
                 continue
@@ -144,18 +161,32 @@ def evaluate(cfg: config.ResearchEvalConfig) -> int:
             new = [
                 {"arm": cfg.agent, "seed": cfg.seed, "task": name, "held_out": held_out, "member": t.member,
                  "percentile": t.percentile, "reward": t.reward, "statuses": [x.status for x in t.turns],
-                 "scores": [x.score for x in t.turns], "sandbox_s": t.sandbox_s, "wall_s": wall / len(group),
+                 "scores": [x.score for x in t.turns], "ranks": [x.rank for x in t.turns],
+                 "sandbox_s": t.sandbox_s, "wall_s": wall / len(group),
                  "texts": t.texts}
                 for t in group
             ]  # fmt: skip
             with path.open("a", encoding="utf-8") as f:  # a task at a time: what is there after an interruption is whole
-                f.write("".join(json.dumps(row) + "\n" for row in new))
+                f.write("".join(json.dumps(plain(row)) + "\n" for row in new))
             rows += new
             print(f"[{number}/{len(found)}] {name}: percentile {_mean(new, 'percentile'):.1f}, {wall:.1f} s", flush=True)
     summary = summarise(rows)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    write_json(folder / "summary.json", summary)
     print(leaderboard(summary))
+    for line in shortened(agent):
+        print(line)
     return 0
+
+
+def shortened(agent) -> list[str]:
+    """What became of conversations beyond the context of a chat model: nothing of it may pass in silence."""
+    counts, refused = getattr(agent, "counts_", {}), getattr(getattr(agent, "model", None), "too_long", 0)
+    told = {
+        "turns are malformed: the task alone is longer than the model's context": counts.get("too_long", 0),
+        "turns are malformed: the server refused the conversation as too long": refused,
+        "earlier turns were left out of conversations that outgrew the model's context": counts.get("left_out", 0),
+    }
+    return [f"{n} {what}" for what, n in told.items() if n]
 
 
 def make_agent(cfg: config.ResearchEvalConfig, tasks: Sequence):
@@ -195,8 +226,13 @@ def task_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def known(value: float | None) -> bool:
+    """Whether there is a value: ungraded is NaN in memory and null in files."""
+    return value is not None and value == value
+
+
 def _mean(rows: Sequence[dict], name: str) -> float:
-    values = [r[name] for r in rows if r[name] == r[name]]
+    values = [r[name] for r in rows if known(r[name])]
     return sum(values) / len(values) if values else float("nan")
 
 
@@ -207,7 +243,7 @@ def summarise(rows: Sequence[dict]) -> list[dict]:
         own = [r for r in rows if r["task"] == name]
         summary.append({
             "arm": own[0]["arm"], "seed": own[0]["seed"], "task": name, "held_out": own[0]["held_out"],
-            "percentile": _mean(own, "percentile"), "n": sum(r["percentile"] == r["percentile"] for r in own),
+            "percentile": _mean(own, "percentile"), "n": sum(known(r["percentile"]) for r in own),
             "sandbox_s": sum(r["sandbox_s"] for r in own), "wall_s": sum(r["wall_s"] for r in own),
         })  # fmt: skip
     return summary
@@ -230,8 +266,15 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
     from text_agents.autoresearch import fidelity as harness
 
     rows = harness.read_rows(cfg.data)
+    if cfg.per_task is not None:
+        rows = rows.groupby("task", sort=False).head(cfg.per_task).reset_index(drop=True)
     cases = harness.cases_of(rows)
     names = list(dict.fromkeys(["majority", "complexity", *cfg.predictor]))
+    predictors = dict(harness.PREDICTORS)
+    if "language" in names:
+        from text_agents.autoresearch.backends import language_backend
+
+        predictors["language"] = harness.fit_language(language_backend(cfg.model, cfg.url), cfg.max_tokens)
     protocols = {"leave_one_task_out": harness.across_tasks}
     if rows["held_out"].any() and not rows["held_out"].all():
         protocols["held_out_tasks"] = harness.held_out
@@ -240,7 +283,7 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
         keep = rows["held_out"].to_numpy(bool) if protocol == "held_out_tasks" else [True] * len(rows)
         table: dict[str, dict] = {}
         for name in names:
-            predictions = [p for p, k in zip(predict(harness.PREDICTORS[name], rows, cases), keep, strict=True) if k]
+            predictions = [p for p, k in zip(predict(predictors[name], rows, cases), keep, strict=True) if k]
             found = harness.judged(rows[keep], predictions)
             table[name] = {"figures": harness.figures(rows[keep], predictions)}
             table[name]["intervals"] = found.intervals(cfg.bootstrap) if found and cfg.bootstrap else {}
@@ -257,3 +300,12 @@ def fidelity(cfg: config.ResearchFidelityConfig) -> int:
 def _with_interval(entry: dict, key: str) -> str:
     value, bounds = entry["figures"].get(key, float("nan")), entry["intervals"].get(key)
     return f"{value:.3f}" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
+
+
+def report(cfg: config.ResearchReportConfig) -> int:
+    from text_agents.autoresearch import report as pages
+
+    path = pages.write(cfg.output_dir)
+    print(leaderboard(summarise(pages.trajectories(cfg.output_dir))))
+    print(f"report: {path}")
+    return 0

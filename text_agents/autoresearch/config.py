@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal
 
 from vla_wmrl.errors import nearest, require
 
-PREDICTORS = ("majority", "complexity", "text", "boosting", "forest")  # of `research fidelity`
+PREDICTORS = ("majority", "complexity", "text", "boosting", "forest", "language")  # of `research fidelity`
 
 
 @dataclass
 class SandboxConfig:
     workers: int = 1  # programs at a time
+    pool: Literal["local", "ray"] = "local"  # boxes on this machine, or Ray's actors on many
+    ray_address: str | None = None  # of pool=ray: a cluster, or auto for the one this machine is in; null: Ray alone here
     cpu_s: int = 60  # computing time a program may take
     wall_s: float = 240.0  # time on the clock before a program is stopped
     memory_mb: int = 2048  # of a program
@@ -22,6 +25,9 @@ class SandboxConfig:
     def validate(self) -> None:
         for name in ("workers", "cpu_s", "wall_s", "memory_mb", "processes", "disk_mb"):
             require(getattr(self, name) > 0, f"sandbox.{name}={getattr(self, name)} must be positive")
+        require(self.pool == "ray" or self.ray_address is None, "sandbox.ray_address is for sandbox.pool=ray")
+        have = self.pool == "local" or find_spec("ray") is not None
+        require(have, "sandbox.pool=ray needs Ray, which is not installed: make env EXTRAS=dev,ray")
         require(self.memory_mb >= 64, f"sandbox.memory_mb={self.memory_mb} is below 64")
         require(self.processes >= 4, f"sandbox.processes={self.processes}: a solution needs at least 4")
 
@@ -93,6 +99,10 @@ class ResearchFidelityConfig:
     data: str | None = None  # file of benchmarks/research_fidelity.py (JSON lines)
     output: str | None = None  # also write the figures here, as JSON
     predictor: list[str] = field(default_factory=lambda: ["text", "boosting", "forest"])  # beside majority and complexity
+    per_task: int | None = None  # first programs of a task that are used; null: all (a language model needs seconds for one)
+    model: str | None = None  # language: checkpoint folder or name; null: the packaged SmolLM2-135M, or the server's first
+    url: str | None = None  # language: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
+    max_tokens: int = 512  # language: of an answer
     bootstrap: int = 300  # draws of whole tasks for the intervals; 0: none
     seed: int = 0
 
@@ -100,4 +110,17 @@ class ResearchFidelityConfig:
         require(self.data is not None, "no data: pass --data=FILE made by benchmarks/research_fidelity.py")
         for name in self.predictor:
             require(name in PREDICTORS, f"unknown predictor {name!r}{nearest(name, PREDICTORS)}")
+        require(self.per_task is None or self.per_task >= 1, f"per_task={self.per_task} must be at least 1, or null")
+        language = "language" in self.predictor or (self.model is None and self.url is None)
+        require(language, "model and url belong to --predictor=language")
         require(self.bootstrap >= 0, f"bootstrap={self.bootstrap}: use 0 for no intervals")
+
+
+@dataclass
+class ResearchReportConfig:
+    """Write report.html of a run of research train or eval, and print its leaderboard."""
+
+    output_dir: str | None = None  # folder of the run
+
+    def validate(self) -> None:
+        require(self.output_dir is not None, "no run: pass --output_dir=FOLDER of a run")

@@ -63,7 +63,14 @@ def prompt(task: Task, facts: Facts, mode: Mode, limits: Limits) -> str:
     return f"# Task {task.name}\n{text}\n\n# Data\n{data}\n\n# Sandbox\n{brief(limits)}\n\n{form}\n"
 
 
-def observation(turn: Executed) -> str:
+class Told(Protocol):
+    """What an agent is told of a turn."""
+
+    status: str
+    feedback: str
+
+
+def observation(turn: Told) -> str:
     """What the agent reads after a turn. Masked from the loss: it did not write it."""
     return f"[{turn.status}] {turn.feedback}"[:OBSERVATION_CHARS]
 

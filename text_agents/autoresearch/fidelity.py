@@ -10,6 +10,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from vla_wmrl.world_model.language import (
     BUCKETS,
     STATUSES,
     Case,
+    LanguageModel,
+    LanguageWorldModel,
     Prediction,
     bucket_of,
     certain,
@@ -42,12 +45,16 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     require(path.is_file(), f"no file {path}: make it with benchmarks/research_fidelity.py")
     rows = []
     data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    try:
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no file of executions: {error}") from error
     for number, line in enumerate(text.splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
             raise UserError(f"{path}, line {number}, is not JSON") from error
+        require(isinstance(rows[-1], dict) and "task" in rows[-1], f"{path}, line {number}, names no task")
     tasks = {r["task"]: r for r in rows if "inventory" in r}  # a task's texts are on their own line
     table = pd.DataFrame([{**tasks.get(r["task"], {}), **r} for r in rows if "code" in r])
     require(len(table) > 0, f"{path} has no solutions")
@@ -233,6 +240,18 @@ def fit_text(cases: Sequence[Case], rows: pd.DataFrame) -> Callable[[Sequence[Ca
         return [prediction_of(s, b) for s, b in zip(p_status, p_bucket, strict=True)]
 
     return predict
+
+
+def fit_language(model: LanguageModel, max_tokens: int) -> Fit:
+    """A language model, as it comes: nothing is fitted, and a program is asked about once, whatever the protocol."""
+    world, known = LanguageWorldModel(model, max_tokens=max_tokens), {}
+
+    def predict(others: Sequence[Case]) -> list[Prediction | None]:
+        new = list(dict.fromkeys(case for case in others if case not in known))
+        known.update(zip(new, world.predict(new), strict=True))
+        return [known[case] for case in others]
+
+    return lambda cases, rows: predict
 
 
 PREDICTORS: dict[str, Fit] = {

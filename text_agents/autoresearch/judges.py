@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -16,11 +16,12 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from text_agents.autoresearch.execute import execute, to_code
+from text_agents.autoresearch.execute import Mode, execute, to_code
 from text_agents.autoresearch.fidelity import cases_of
 from text_agents.autoresearch.outcomes import OutcomeModel
-from text_agents.autoresearch.rollouts import ResearchTask, Verdict
+from text_agents.autoresearch.rollouts import Judged, ResearchTask, Verdict
 from text_agents.autoresearch.sandbox import Sandbox
+from vla_wmrl.errors import UserError, require
 from vla_wmrl.tracking import JsonLines, read_jsonl
 from vla_wmrl.world_model.language import BUCKET_RANKS, STATUSES, Case, Prediction
 
@@ -34,21 +35,33 @@ def task_digest(task: ResearchTask) -> str:
     return digest.hexdigest()
 
 
+def remembered(memory: str | Path) -> dict[str, Verdict]:
+    """Outcomes by content, of a file that a judge has written. Raises UserError for one that none has."""
+    require(not Path(memory).is_dir(), f"memory {memory} is a folder: name a file")
+    known: dict[str, Verdict] = {}
+    try:
+        for row in read_jsonl(memory):
+            rank = float("nan") if row["rank"] is None else row["rank"]
+            known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"], row.get("feedback", ""))
+    except (ValueError, KeyError, TypeError) as error:  # bytes that are no text, text that is no JSON, JSON of something else
+        raise UserError(f"memory {memory} is no file of sandbox outcomes: name another") from error
+    return known
+
+
 class SandboxJudge:
     """Real outcomes. `seconds`: computing seconds asked for; `asked`, `ran`: programs asked for and really run."""
 
-    def __init__(self, sandbox: Sandbox, memory: str | Path | None = None):
-        """memory: JSON-lines file of outcomes by content, read at the start and appended to; None keeps them in memory."""
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, memory: str | Path | None = None, mode: Mode = "pipeline"):
+        """mode: specifications or whole programs are what is judged.
+
+        memory: JSON-lines file of outcomes by content, read at the start and appended to; None keeps them in memory."""
+        self.sandbox, self.mode = sandbox, mode
         self.known: dict[str, Verdict] = {}
         self.file: JsonLines | None = None
         self.digests: dict[str, str] = {}
         self.seconds, self.asked, self.ran = 0.0, 0, 0
         if memory is not None:
-            Path(memory).parent.mkdir(parents=True, exist_ok=True)
-            for row in read_jsonl(memory):
-                rank = float("nan") if row["rank"] is None else row["rank"]
-                self.known[row["key"]] = Verdict(row["status"], row["reward"], rank, row["seconds"])
+            self.known = remembered(memory)
             self.file = JsonLines(memory)
 
     def key(self, task: ResearchTask, code: str) -> str:
@@ -56,8 +69,13 @@ class SandboxJudge:
             self.digests[task.name] = task_digest(task) + json.dumps(asdict(self.sandbox.limits))
         return hashlib.sha256(f"{self.digests[task.name]}\n{code}".encode()).hexdigest()
 
+    def program(self, task: ResearchTask, text: str) -> str:
+        """The program of a text; of one that is none, what is wrong with it."""
+        code, wrong = to_code(text, self.mode, task.facts)
+        return wrong or code
+
     def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
-        wanted = [self.key(t, to_code(text, "pipeline", t.facts)[0]) for t, text in zip(tasks, texts, strict=True)]
+        wanted = [self.key(t, self.program(t, text)) for t, text in zip(tasks, texts, strict=True)]
         waiting: dict[str, dict[str, str]] = {}  # task -> key -> text: equal programs run once
         for task, text, key in zip(tasks, texts, wanted, strict=True):
             if key not in self.known:
@@ -67,9 +85,9 @@ class SandboxJudge:
         for name, programs in waiting.items():
             task = by_name[name]
             for key, done in zip(
-                programs, execute(task.task, task.facts, list(programs.values()), "pipeline", self.sandbox), strict=True
+                programs, execute(task.task, task.facts, list(programs.values()), self.mode, self.sandbox), strict=True
             ):
-                fresh[key] = Verdict(done.status, done.reward, done.rank, done.cpu_s)
+                fresh[key] = Verdict(done.status, done.reward, done.rank, done.cpu_s, done.feedback)
                 self.ran += 1
                 if done.status != "ungraded":  # nobody ran it: the next one who asks gets another try
                     self._remember(key, name, fresh[key])
@@ -99,8 +117,11 @@ class WorldJudge:
     """Outcomes that a world model foretells: the expected reward, and a status drawn from the predicted distribution
     for the agent to read (a simulated sandbox answers with one outcome, not with a mixture)."""
 
-    def __init__(self, predictor: Predictor, limits_brief: str):
-        self.predictor, self.brief = predictor, limits_brief
+    def __init__(
+        self, predictor: Predictor, limits_brief: str, reports: Mapping[str, str] | None = None, mode: Mode = "pipeline"
+    ):
+        """reports: task -> verified analysis of its data, for predictors that read one."""
+        self.predictor, self.brief, self.reports, self.mode = predictor, limits_brief, reports or {}, mode
         self.texts: dict[str, tuple[str, str]] = {}  # task -> (description, inventory)
         self.known: dict[tuple[str, str], Prediction | None] = {}
         self.missing = 0
@@ -108,7 +129,8 @@ class WorldJudge:
     def case(self, task: ResearchTask, text: str) -> Case:
         if task.name not in self.texts:
             self.texts[task.name] = (task.task.description, task.task.inventory())
-        return Case(task.name, *self.texts[task.name], self.brief, to_code(text, "pipeline", task.facts)[0])
+        code = to_code(text, self.mode, task.facts)[0]  # "" for a specification that is none: malformed to every predictor
+        return Case(task.name, *self.texts[task.name], self.brief, code, self.reports.get(task.name, ""))
 
     def __call__(self, tasks: Sequence[ResearchTask], texts: Sequence[str], keys: Sequence[Sequence[int]]) -> list[Verdict]:
         asked = list(zip((t.name for t in tasks), texts, strict=True))
@@ -117,6 +139,21 @@ class WorldJudge:
         self.known |= dict(zip(new, self.predictor.predict(cases), strict=True))
         return [self._verdict(self.known[pair], key) for pair, key in zip(asked, keys, strict=True)]
 
+    def grade(self, tasks: Sequence[ResearchTask], group: Sequence[Judged]) -> np.ndarray:
+        """Rewards [G] that the world model gives executed trajectories: of each the best of its programs; NaN without one.
+
+        It reads the programs alone, not what became of them: an agent that saw a failure writes another program, but the
+        judgement of a program is the same as in an imagined trajectory."""
+        found = []
+        for rollout in group:
+            own = [tasks[rollout.start.task_id]] * len(rollout.texts)
+            found.append(Judged.best_of(self(own, rollout.texts, [(0,)] * len(own))))
+        return np.array(found)
+
+    def counts(self) -> dict[str, int]:
+        """Predictions that are missing, and what a language model's answers were like: asked, broken, retried, too long."""
+        return {**getattr(self.predictor, "counts_", {}), "missing": self.missing}
+
     def _verdict(self, prediction: Prediction | None, key: Sequence[int]) -> Verdict:
         if prediction is None:  # broken or too long: absent, never 0
             self.missing += 1
@@ -124,7 +161,8 @@ class WorldJudge:
         uniform = np.random.default_rng(list(key)).random()
         status = STATUSES[min(int(np.searchsorted(np.cumsum(prediction.p_status), uniform, side="right")), 3)]
         rank = float(prediction.p_bucket @ BUCKET_RANKS) if status == "valid" else float("nan")
-        return Verdict(status, prediction.reward, rank)
+        told = next((o.feedback for o in prediction.outcomes if o.status == status), "")
+        return Verdict(status, prediction.reward, rank, feedback=told)
 
 
 class PastOutcomes:

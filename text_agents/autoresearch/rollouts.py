@@ -9,27 +9,29 @@ from typing import Protocol
 import numpy as np
 
 from text_agents.autoresearch import scoring
+from text_agents.autoresearch.execute import Mode
 from text_agents.autoresearch.pipeline import from_choices
-from text_agents.autoresearch.render import Facts, facts_of
+from text_agents.autoresearch.render import Facts, code_facts, facts_of
 from text_agents.autoresearch.spec_policy import SpecPolicy, State, task_vector
 from text_agents.autoresearch.tasks import Task
 from text_agents.autoresearch.vocabulary import MAX_CHOICES
 from vla_wmrl.types import Source, Start
 
-_TOKENS, _WORLD = 0x5EC1, 0x5EC2  # streams of the random numbers
+_TOKENS, WORLD = 0x5EC1, 0x5EC2  # streams of the random numbers
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What one program came to: reward on the ladder (NaN: ungraded), HumanRank (NaN unless valid).
 
-    seconds: computing time it cost in the sandbox; 0 in a world model.
+    seconds: computing time it cost in the sandbox; 0 in a world model. feedback: for agents that read.
     """
 
     status: scoring.Status
     reward: float
     rank: float
     seconds: float = 0.0
+    feedback: str = ""
 
 
 class Judge(Protocol):
@@ -45,7 +47,7 @@ class ResearchTask:
     number: int
     task: Task
     facts: Facts
-    vector: np.ndarray  # [F]
+    vector: np.ndarray  # [F]; of tasks for agents that read, [0]
     held_out: bool
 
     @property
@@ -53,32 +55,29 @@ class ResearchTask:
         return self.task.name
 
 
-def prepare(tasks: Sequence[Task], held_out: Sequence[bool]) -> list[ResearchTask]:
-    """Tasks with their facts, numbered in this order. Raises UserError for one that specifications do not fit."""
+def prepare(tasks: Sequence[Task], held_out: Sequence[bool], mode: Mode = "pipeline") -> list[ResearchTask]:
+    """Tasks with their facts, numbered in this order. Raises UserError for one that specifications do not fit; whole programs
+    (mode "code") fit all."""
     found = []
     for number, (task, held) in enumerate(zip(tasks, held_out, strict=True)):
-        facts = facts_of(task)
-        found.append(ResearchTask(number, task, facts, task_vector(task, facts), held))
+        facts = facts_of(task) if mode == "pipeline" else code_facts(task)
+        vector = task_vector(task, facts) if mode == "pipeline" else np.zeros(0, np.float32)
+        found.append(ResearchTask(number, task, facts, vector, held))
     return found
 
 
-@dataclass(frozen=True)
-class SpecRollout:
-    """One trajectory of K turns, T tokens in all (V tokens in the vocabulary)."""
+class Judged:
+    """What is read of a trajectory with K `verdicts`, whoever wrote its programs."""
 
     start: Start
-    member: int
-    source: Source
-    x: np.ndarray  # [T, INPUTS] float32
-    allowed: np.ndarray  # [T, V] bool
-    tokens: np.ndarray  # [T] int64
-    texts: tuple[str, ...]  # [K] specifications
-    verdicts: tuple[Verdict, ...]  # [K]
+    texts: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    reward: float | None
 
-    @property
-    def reward(self) -> float:
-        """The best graded turn's, NaN without one."""
-        return scoring.trajectory_reward([v.reward for v in self.verdicts])
+    @staticmethod
+    def best_of(verdicts: Sequence[Verdict]) -> float:
+        """Reward of a trajectory: the best graded turn's, NaN without one."""
+        return scoring.trajectory_reward([v.reward for v in verdicts])
 
     @property
     def percentile(self) -> float:
@@ -102,6 +101,25 @@ class SpecRollout:
         return sum(v.seconds for v in self.verdicts)
 
 
+@dataclass(frozen=True)
+class SpecRollout(Judged):
+    """One trajectory of K turns, T tokens in all (V tokens in the vocabulary)."""
+
+    start: Start
+    member: int
+    source: Source
+    x: np.ndarray  # [T, INPUTS] float32
+    allowed: np.ndarray  # [T, V] bool
+    tokens: np.ndarray  # [T] int64
+    texts: tuple[str, ...]  # [K] specifications
+    verdicts: tuple[Verdict, ...]  # [K]
+
+    @property
+    def reward(self) -> float:
+        """The best graded turn's, NaN without one."""
+        return self.best_of(self.verdicts)
+
+
 def roll(
     policy: SpecPolicy, tasks: Sequence[ResearchTask], starts: Sequence[Start], size: int, seed: Sequence[int], judge: Judge,
     turns: int, source: Source, temperature: float = 1.0,
@@ -119,7 +137,7 @@ def roll(
         uniforms = np.array([np.random.default_rng([_TOKENS, *key]).random(MAX_CHOICES) for key in keys])
         drawn = policy.sample(states, uniforms, temperature)
         written = [from_choices(t.facts.kind, s.values).to_json() for t, s in zip(own, drawn, strict=True)]
-        judged = judge(own, written, [(_WORLD, *key) for key in keys])
+        judged = judge(own, written, [(WORLD, *key) for key in keys])
         for i, (sample, text, verdict) in enumerate(zip(drawn, written, judged, strict=True)):
             samples[i].append(sample)
             texts[i].append(text)

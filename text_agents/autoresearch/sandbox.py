@@ -262,16 +262,19 @@ class Sandbox:
     preload: Sequence[str] = PRELOAD
 
     def __post_init__(self) -> None:
-        find_bubblewrap()
         self.limits.validate()
         require(self.workers >= 1, f"workers={self.workers} must be at least 1")
         for name in self.public:
             require("/" not in name and name not in ("", ".", ".."), f"{name!r} is no task name")
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._all = [Worker(i, self.public, self.limits, self.preload) for i in range(self.workers)]
+        self._all = self._make_workers()
         for worker in self._all:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(self.workers)
+
+    def _make_workers(self) -> list[Worker]:
+        find_bubblewrap()
+        return [Worker(i, self.public, self.limits, self.preload) for i in range(self.workers)]
 
     def run(self, task: str, code: str) -> Result | None:
         """Run one program; blocks until a box is free. None: nobody ran it."""

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from text_agents.autoresearch import embedded
-from text_agents.autoresearch.commands import leaderboard, limits_of, summarise, task_names
+from text_agents.autoresearch import embedded, report
+from text_agents.autoresearch.analysis import reports
+from text_agents.autoresearch.commands import leaderboard, make_sandbox, summarise, task_names
 from text_agents.autoresearch.execute import brief
 from text_agents.autoresearch.fidelity import read_rows
 from text_agents.autoresearch.judges import PastOutcomes, Predictor, SandboxJudge, WorldJudge
-from text_agents.autoresearch.rollouts import Judge, ResearchTask, SpecRollout, prepare, roll
+from text_agents.autoresearch.players import Roller, make_player
+from text_agents.autoresearch.rollouts import Judged, ResearchTask, prepare
 from text_agents.autoresearch.sandbox import Sandbox
-from text_agents.autoresearch.spec_policy import SpecPolicy
 from text_agents.autoresearch.tasks import load_task
 from text_agents.autoresearch.train_config import OutcomeModelConfig, ResearchTrainConfig
 from vla_wmrl import checkpoint
 from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
+from vla_wmrl.report import write_calibration
 from vla_wmrl.streams import make_debias, make_fusion
 from vla_wmrl.tracking import JsonLines, Ledger, TensorBoardSink, Tracker, WandbSink, start_run, write_json
 from vla_wmrl.train import Loop
@@ -50,23 +52,9 @@ class TaskStarts:
         """Nothing depends on how groups went."""
 
 
-class Roller:
-    """Groups of trajectories by one judge, as the loop asks for them; real ones in a thread of their own."""
-
-    def __init__(self, policy: SpecPolicy, tasks: Sequence[ResearchTask], judge: Judge, turns: int, source: str):
-        self.policy, self.tasks, self.judge, self.turns, self.source = policy, tasks, judge, turns, source
-        self.thread = ThreadPoolExecutor(1) if source == "real" else None
-
-    def groups(self, starts: Sequence[Start], size: int, seed: Sequence[int]) -> list[tuple[SpecRollout, ...]]:
-        return roll(self.policy, self.tasks, starts, size, seed, self.judge, self.turns, self.source)
-
-    def __call__(self, starts: Sequence[Start], size: int, seed: Sequence[int]) -> Future | list[tuple[SpecRollout, ...]]:
-        """A future of the real groups, which run while the others are imagined; the imagined groups themselves."""
-        return self.groups(starts, size, seed) if self.thread is None else self.thread.submit(self.groups, starts, size, seed)
-
-    def close(self) -> None:
-        if self.thread is not None:
-            self.thread.shutdown(wait=True, cancel_futures=True)
+def reward_of(rollout: Judged) -> float:
+    """NaN where it is absent."""
+    return float("nan") if rollout.reward is None else rollout.reward
 
 
 def make_predictor(cfg: OutcomeModelConfig, tasks: Sequence[ResearchTask]) -> Predictor:
@@ -90,17 +78,23 @@ class Run:
         torch.manual_seed(cfg.seed)
         predictor = None if cfg.world_model.kind == "none" else make_predictor(cfg.world_model, tasks.all)
         names = {"tasks": [t.name for t in tasks.training], "evaluated": [t.name for t in tasks.judged]}
+        player = make_player(cfg, self.tasks, sandbox.limits)
+        self.policy = player.policy
+        self.sandbox = SandboxJudge(sandbox, cfg.memory or Path(cfg.output_dir) / "outcomes.jsonl", cfg.mode)
         self.folder = start_run(cfg.output_dir, cfg, {"command": "research train", **names})
-        self.policy = SpecPolicy.load(cfg.policy.path) if cfg.policy.path else SpecPolicy(cfg.policy.width, cfg.seed)
-        self.sandbox = SandboxJudge(sandbox, cfg.memory or self.folder / "outcomes.jsonl")
-        self.real = Roller(self.policy, self.tasks, self.sandbox, cfg.turns, "real")
-        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits))
-        imagine = None if self.world is None else Roller(self.policy, self.tasks, self.world, cfg.turns, "imagined")
+        self.real = Roller(player, self.sandbox, "real", cfg.anchors.lag > 0)
+        told = reports([t.name for t in tasks.training], sandbox) if cfg.world_model.kind == "language" else {}
+        self.world = None if predictor is None else WorldJudge(predictor, brief(sandbox.limits), told, cfg.mode)
+        imagine = None if self.world is None else Roller(player, self.world, "imagined")
         self.loop = Loop(
             cfg=cfg, learner=Learner(self.policy, cfg.grpo), starts=TaskStarts([t.number for t in tasks.training], cfg.seed),
-            execute=self.real, imagine=imagine, reward=lambda rollout: rollout.reward, debias=make_debias(cfg),
-            fusion=make_fusion(cfg), ledger=Ledger(),
+            execute=self.real, imagine=imagine, reward=reward_of, debias=make_debias(cfg),
+            fusion=make_fusion(cfg), ledger=Ledger(), lag=cfg.anchors.lag,
+            grade=self.grade if self.world is not None and cfg.anchors.pairs == "executed" else None,
         )  # fmt: skip
+
+    def grade(self, group: Sequence[Judged]) -> np.ndarray:
+        return self.world.grade(self.tasks, group)
 
     def state_dict(self, step: int) -> dict:
         counts = {"seconds": self.sandbox.seconds, "asked": self.sandbox.asked, "ran": self.sandbox.ran}
@@ -147,11 +141,10 @@ class Run:
     def after(self, step: int, metrics: dict[str, float]) -> None:
         """After update `step`: account for the sandbox, log, save."""
         ledger = self.loop.ledger
-        ledger.add_worker_seconds("sandbox_anchors", self.sandbox.seconds - self.counted)
-        self.counted = self.sandbox.seconds
+        ledger.add_worker_seconds("sandbox_anchors", sum(r.seconds for r in self.loop.executed))
         metrics |= ledger.metrics() | {"sandbox/asked": self.sandbox.asked, "sandbox/ran": self.sandbox.ran}
         if self.world is not None:
-            metrics["wm/missing"] = self.world.missing
+            metrics |= {f"wm/{name}": float(count) for name, count in self.world.counts().items()}
         self.tracker.log(step, metrics)
         shown = ("reward/env_mean", "reward/wm_mean", "calib/spearman")
         self.bar.update(1, ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan))))
@@ -170,14 +163,19 @@ class Run:
         sinks = [TensorBoardSink(self.folder, done + 1)] if log.tensorboard else []
         sinks += [WandbSink(self.folder, log.wandb_project)] if log.wandb else []
         self.tracker = Tracker(self.folder, done, tuple(sinks))
-        self.counted = self.sandbox.seconds
         with Progress(cfg.steps, f"policy updates ({cfg.arm})", done=done) as self.bar:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
+        for begun in self.loop.late.waiting:  # no update is left for them, but they were asked for, and cost what they cost
+            seconds = sum(r.seconds for group in begun.executing.result() for r in group)
+            self.loop.ledger.add_worker_seconds("sandbox_anchors", seconds)
         self.policy.save(self.folder / "policy")
+        if self.loop.debias is not None:
+            write_calibration(self.folder / "calibration.json", self.loop.debias)
         if cfg.eval.after:
             self.evaluate("eval_after")
         write_json(self.folder / "ledger.json", self.loop.ledger.metrics())
+        print(f"report: {report.write(self.folder)}")
 
     def close(self) -> None:
         self.real.close()
@@ -201,7 +199,7 @@ def collect_tasks(cfg: ResearchTrainConfig) -> Tasks:
     names = list(dict.fromkeys([*training, *judged]))
     tasks = [embedded.load(name, embedded.cache_folder()) for name in names] + [load_task(d) for d in cfg.eval.task_dirs]
     held = [embedded.source(name).held_out for name in names] + [True] * len(cfg.eval.task_dirs)
-    found = prepare(tasks, held)
+    found = prepare(tasks, held, cfg.mode)
     own = {t.name for t in found[len(names) :]}
     require(len({t.name for t in found}) == len(found), "two tasks have the same name: rename one of eval.task_dirs")
     return Tasks(found, [t for t in found if t.name in training], [t for t in found if t.name in {*judged, *own}])
@@ -210,7 +208,7 @@ def collect_tasks(cfg: ResearchTrainConfig) -> Tasks:
 def train(cfg: ResearchTrainConfig) -> int:
     """Runs `cfg` to its end; with --resume, from the newest checkpoint of its folder."""
     tasks = collect_tasks(cfg)
-    with Sandbox({t.name: t.task.public for t in tasks.all}, limits_of(cfg.sandbox), cfg.sandbox.workers) as sandbox:
+    with make_sandbox({t.name: t.task.public for t in tasks.all}, cfg.sandbox) as sandbox:
         run = Run(cfg, tasks, sandbox)
         try:
             run.run()

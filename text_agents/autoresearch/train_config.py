@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from text_agents.autoresearch.config import SandboxConfig
+from text_agents.config import LoraSection, ModelSection
 from vla_wmrl import arms
 from vla_wmrl.config import AnchorsConfig, DebiasConfig, FusionConfig, GrpoConfig, GuardConfig, LogConfig
 from vla_wmrl.errors import require
@@ -20,12 +21,41 @@ def _arm(name: str) -> dict[str, tuple]:
 
 
 @dataclass
-class SpecPolicyConfig:
-    path: str | None = None  # folder of a trained policy to start from; null: uniform over the grammar
-    width: int = 128  # of the hidden layer
+class PolicyConfig:
+    kind: Literal["spec", "chat"] = "spec"  # a small network over the grammar, or a causal language model (section chat)
+    path: str | None = None  # folder of a trained policy to start from; null: uniform over the grammar, or chat.model.path
+    width: int = 128  # spec: of the hidden layer
 
     def validate(self) -> None:
         require(self.width >= 1, f"policy.width={self.width} must be at least 1")
+
+
+@dataclass
+class ChatConfig:
+    """Of policy.kind=chat: a language model that trains."""
+
+    mode: Literal["pipeline", "code"] = "code"  # it writes specifications, or whole programs
+    model: ModelSection = field(default_factory=lambda: ModelSection(max_new_tokens=1024, max_prompt_tokens=7168))
+    lora: LoraSection = field(default_factory=LoraSection)
+    batch: int = 64  # conversations that run side by side; memory only
+
+    def validate(self) -> None:
+        self.model.validate()
+        self.lora.validate()
+        require(self.model.temperature > 0, "chat.model.temperature must be above 0: a group of equal replies teaches nothing")
+        require(self.batch >= 1, f"chat.batch={self.batch} must be at least 1")
+
+
+@dataclass
+class LateAnchorsConfig(AnchorsConfig):
+    lag: int = 0  # updates later that an anchor trains, with its own importance ratio; its execution overlaps with them
+    pairs: Literal["executed", "twins"] = "executed"  # of the calibration: a trajectory judged twice, or with its imagined twin
+
+    def validate(self) -> None:
+        super().validate()
+        require(self.lag >= 0, f"anchors.lag={self.lag} is negative")
+        mixed = 0 < self.fraction < 1
+        require(self.lag == 0 or mixed, "anchors.lag needs an arm with both sources: imagined groups train meanwhile")
 
 
 @dataclass
@@ -76,9 +106,10 @@ class ResearchTrainConfig:
     tasks: list[str] = field(default_factory=lambda: ["train"])  # names, or train
     turns: int = 4  # programs a trajectory; the best counts
     memory: str | None = None  # JSON-lines file of sandbox outcomes by content, shared by runs; null: in output_dir
-    policy: SpecPolicyConfig = field(default_factory=SpecPolicyConfig)
-    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=3e-3, minibatch_looks=4096))
-    anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    grpo: GrpoConfig = field(default_factory=lambda: GrpoConfig(n_groups=8, lr=1e-2, minibatch_looks=4096))
+    anchors: LateAnchorsConfig = field(default_factory=LateAnchorsConfig)
     debias: DebiasConfig = field(default_factory=DebiasConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -88,7 +119,16 @@ class ResearchTrainConfig:
     log: LogConfig = field(default_factory=lambda: LogConfig(tensorboard=False))
 
     def validate(self) -> None:
-        for section in (self.policy, self.grpo, self.anchors, self.debias, self.fusion, self.guard, self.world_model):
+        for section in (
+            self.policy,
+            self.chat,
+            self.grpo,
+            self.anchors,
+            self.debias,
+            self.fusion,
+            self.guard,
+            self.world_model,
+        ):
             section.validate()
         self.sandbox.validate()
         self.eval.validate()
@@ -98,7 +138,14 @@ class ResearchTrainConfig:
         require(1 <= self.turns <= 8, f"turns={self.turns} is outside 1..8")
         require(len(self.tasks) > 0, "no task: pass --tasks")
         arms.check_arm(self)
+        late = self.policy.kind == "spec" or self.anchors.lag == 0
+        require(late, "anchors.lag: a chat model's anchors cannot be late, it is one network that writes for all groups")
         require(
-            self.anchors.minimum <= self.grpo.n_groups,
+            self.anchors.minimum + (self.anchors.lag > 0) <= self.grpo.n_groups,
             f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
         )
+
+    @property
+    def mode(self) -> Literal["pipeline", "code"]:
+        """What the agent writes."""
+        return self.chat.mode if self.policy.kind == "chat" else "pipeline"

@@ -7,7 +7,7 @@ results, not in a thread beside the imagined ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import transformers
 
-from text_agents.config import ModelSection
-from text_agents.language_policy import LanguagePolicy
+from text_agents.deferred import Deferred
+from text_agents.language_policy import LanguagePolicy, check_context
 from text_agents.order import batch_of
 from text_agents.rl.bench import AlfworldBench, Bench
 from text_agents.rl.config import TextRlConfig
@@ -28,7 +28,6 @@ from text_agents.rl.imagine import LanguageWorld
 from text_agents.rl.imitate import Imitation
 from text_agents.rl.tau2_bench import Tau2Bench
 from vla_wmrl import checkpoint
-from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
 from vla_wmrl.streams import make_debias, make_fusion
@@ -47,19 +46,6 @@ class GameStarts:
     def draw(self, step: int, n: int) -> list[Start]:
         drawn = batch_of(self.games, step, n, self.seed)
         return [Start(task_id=game, init_id=step * n + i) for i, game in enumerate(drawn)]
-
-
-class Deferred(Future):
-    """Work that is done when its result is asked for."""
-
-    def __init__(self, work: Callable[[], object]):
-        super().__init__()
-        self._work = work
-
-    def result(self, timeout: float | None = None):
-        if not self.done():
-            self.set_result(self._work())
-        return super().result(timeout)
 
 
 class Roller:
@@ -115,13 +101,6 @@ def make_predictor(cfg: TextRlConfig) -> LanguagePolicy:
     )
     check_context(predictor, model, "world_model.model")
     return predictor
-
-
-def check_context(policy: LanguagePolicy, section: ModelSection, name: str) -> None:
-    """Raises UserError where a prompt and a reply may exceed the positions that a model knows."""
-    known = getattr(policy.model.config, "max_position_embeddings", None)
-    asked = section.max_prompt_tokens + section.max_new_tokens
-    require(known is None or asked <= known, f"{name}.max_prompt_tokens and a reply: {asked}; the model has {known} positions")
 
 
 class Run:

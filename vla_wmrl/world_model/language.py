@@ -61,6 +61,17 @@ SCHEMA = {
 }
 
 
+def consistent(name: str, values: Sequence, item: dict, before: Sequence[dict]) -> Sequence:
+    """Values of a field that SCHEMA allows and `parse_prediction` accepts: statuses differ, and only valid ones have quality.
+
+    item: the outcome's fields so far; before: the outcomes before it. For backends with constrained decoding."""
+    if name == "status":
+        return [v for v in values if v not in {outcome["status"] for outcome in before}]
+    if name == "quality_bucket":
+        return [v for v in values if (v is None) == (item["status"] != "valid")]
+    return values
+
+
 class BrokenPrediction(Exception):
     """The model's text is no prediction; the message says why."""
 
