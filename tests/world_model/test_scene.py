@@ -5,7 +5,7 @@ import torch
 from toy_world import make_trace
 
 from vla_wmrl.world_model.geometry import axis_angle, matrix, quaternion, rot6, turn
-from vla_wmrl.world_model.scene import Scenes, proprioception
+from vla_wmrl.world_model.scene import Context, Scenes, proprioception
 
 
 def rotation(vector):
@@ -88,3 +88,42 @@ def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_de
     half = np.radians(0.5)
     assert float((seen(half) - seen(0.0)).abs().max()) > 0.1
     assert half > latent.EEF_TURN_UNIT  # where the loss is linear
+
+
+def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_see_them():
+    """Four centimetres above its centre fingers land on its rim; features that were flat there let the hand sink in."""
+    from vla_wmrl.world_model import features
+
+    def seen(above, beside=0.0):
+        robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
+        robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi, 0, 0])))
+        robot[:, 2], robot[:, 0] = above, beside
+        return features.touch_features(features.Parts(robot, bodies))
+
+    assert seen(0.04).shape == (1, 1, features.TOUCH_FEATURES)
+    for above in (0.02, 0.04, 0.06):
+        assert float((seen(above) - seen(above + 0.005)).abs().max()) > 0.5
+    assert float((seen(0.04, 0.007) - seen(0.04, 0.012)).abs().max()) > 0.5
+
+
+def test_a_stopped_hand_stays_and_a_free_one_moves():
+    from vla_wmrl.world_model.dynamics import Dynamics, Scene
+
+    torch.manual_seed(0)
+    net = Dynamics(types=2, tasks=1)
+    robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
+    robot[:, 3:9], bodies[..., 3], bodies[..., 7] = rot6(hand_to_site(rotation([np.pi, 0, 0]))), 1.0, 1.0
+    context = Context(*(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1),
+                        torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), torch.full((1, 1, 3), 10.0),
+                        torch.zeros(1, 1, 2)))  # fmt: skip
+    down = torch.tensor([[0.0, 0, -1, 0, 0, 0, -1]])
+
+    def moved():
+        with torch.no_grad():
+            return float(net.step(Scene(robot, bodies), context, down, down)[0].robot[0, :3].norm())
+
+    free = moved()
+    with torch.no_grad():
+        net.robot_out.bias[-3:] = 20.0
+    assert free > 0.005
+    assert moved() < 1e-6
