@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from toy_world import make_trace
 
+from vla_wmrl.world_model import features, latent
+from vla_wmrl.world_model.dynamics import Dynamics, Scene
 from vla_wmrl.world_model.geometry import axis_angle, matrix, quaternion, rot6, turn
 from vla_wmrl.world_model.scene import Context, Scenes, proprioception
 
@@ -78,8 +80,6 @@ def test_the_goal_of_an_object_is_the_basket_that_owns_the_region(tasks):
 
 def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_degree():
     """At a unit of three degrees it was a degree off, and policies that read degrees off the hand were imagined wrong."""
-    from vla_wmrl.world_model import features, latent
-
     def seen(angle):
         robot = torch.zeros(1, 16)
         robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi + angle, 0, 0])))
@@ -92,8 +92,6 @@ def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_de
 
 def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_see_them():
     """Four centimetres above its centre fingers land on its rim; features that were flat there let the hand sink in."""
-    from vla_wmrl.world_model import features
-
     def seen(above, beside=0.0):
         robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
         robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi, 0, 0])))
@@ -107,8 +105,6 @@ def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_
 
 
 def test_a_stopped_hand_stays_and_a_free_one_moves():
-    from vla_wmrl.world_model.dynamics import Dynamics, Scene
-
     torch.manual_seed(0)
     net = Dynamics(types=2, tasks=1)
     robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
