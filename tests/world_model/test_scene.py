@@ -80,6 +80,7 @@ def test_the_goal_of_an_object_is_the_basket_that_owns_the_region(tasks):
 
 def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_degree():
     """At a unit of three degrees it was a degree off, and policies that read degrees off the hand were imagined wrong."""
+
     def seen(angle):
         robot = torch.zeros(1, 16)
         robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi + angle, 0, 0])))
@@ -92,6 +93,7 @@ def test_the_dynamics_see_and_are_charged_for_a_hand_that_is_turned_by_half_a_de
 
 def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_see_them():
     """Four centimetres above its centre fingers land on its rim; features that were flat there let the hand sink in."""
+
     def seen(above, beside=0.0):
         robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
         robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi, 0, 0])))
