@@ -108,6 +108,14 @@ def test_a_model_of_another_layout_is_refused_in_one_line(make_model, tasks, tmp
         StateSpaceModel.from_pretrained(tmp_path / "nowhere", tasks)
 
 
+def test_weights_of_other_dynamics_are_refused_in_one_line_instead_of_a_list_of_layers(make_model, tasks):
+    model = make_model(updates=1)
+    state = model.state_dict()
+    state["net"]["robot_first.weight"] = state["net"]["robot_first.weight"][:, :-3]
+    with pytest.raises(UserError, match="other dynamics: fit a new one"):
+        model.load_state_dict(state)
+
+
 def test_without_a_decoder_the_error_says_so(tasks, policy, starts):
     model = StateSpaceModel(tasks, width=16)
     with pytest.raises(UserError, match="feature decoder"):

@@ -244,7 +244,10 @@ class StateSpaceModel:
         ]:
             names = ", ".join(str(t.task_id) for t in stored)
             raise UserError(f"the world model was fitted for other tasks or state layouts (tasks {names}): fit a new one")
-        self.net.load_state_dict(state["net"])
+        try:
+            self.net.load_state_dict(state["net"])
+        except RuntimeError as error:  # torch lists every layer
+            raise UserError("the world model was fitted by a version with other dynamics: fit a new one") from error
         self.rest_ = {(int(task), name): float(height) for task, name, height in state["rest"]}
         self.corpus.rest = dict(self.rest_)
         self.updates_ = int(state["updates"])
