@@ -131,10 +131,10 @@ def _value(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, name: s
     if kind == "integer":
         numbers = [*(["null"] if "null" in kinds else []), *(f"{i} " for i in range(1, LINES))]  # the blank: 1 begins 12
         return json.loads(decoder.choose(numbers))
-    if kind == "number":
+    if kind == "number" and {"minimum", "maximum"} <= schema.keys():
         low, high = schema["minimum"], schema["maximum"]
         return float(decoder.choose([str(round(float(v), 2)) for v in np.linspace(low, high, 11)]))
-    raise ValueError(f"no constrained decoding of the type {kind!r}")
+    raise ValueError(f"no constrained decoding of {schema}: enumerations, texts, whole numbers, numbers with both bounds, objects, lists")
 
 
 def _object(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, before: Sequence[dict]) -> dict:

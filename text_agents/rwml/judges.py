@@ -7,6 +7,7 @@ Non-obvious behaviour
 * An answer without a score in [0, 1] is no reward: the prediction is left out, never 0. So is a question that exceeds a local
   judge's context. An output without <next_state> scores 0 unasked.
 * A server that fails now and then costs those rewards; one that answers nothing at all ends the run (it can be resumed).
+* A local judge is not held to the form of its answer: free replies come in batches, constrained ones one by one.
 * Judges answer at temperature 0, and equal questions are asked once: members of a group often predict the same.
 """
 
@@ -27,7 +28,7 @@ from text_agents.rwml.triplets import Triplet
 from vla_wmrl.errors import UserError
 
 SCHEMA = {
-    "type": "object", "properties": {"analysis": {"type": "string"}, "score": {"type": "number"}},
+    "type": "object", "properties": {"analysis": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 1}},
     "required": ["analysis", "score"],
 }  # fmt: skip
 KEPT = 100_000  # answers that a judge remembers
@@ -122,7 +123,7 @@ def _local(cfg: JudgeSection, device: str) -> Callable[[Sequence[str]], list[str
         asked = [prompt for prompt, fit in zip(prompts, fits, strict=True) if fit]
         answers: list[str] = []
         for first in range(0, len(asked), cfg.parallel):
-            answers += model.generate(asked[first : first + cfg.parallel], SCHEMA, cfg.max_new_tokens)
+            answers += model.generate(asked[first : first + cfg.parallel], None, cfg.max_new_tokens)
         queue = iter(answers)
         return [next(queue) if fit else "" for fit in fits]
 
