@@ -3,13 +3,15 @@
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=0:40 --segments=DIR
     python benchmarks/world_model_fit.py collect --task_ids=0,1,7 --inits=150:170 --per_moment=8 \\
         --moments_per_event=1 --segments=DIR
-    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=200:240 --eta=0 --rollouts=DIR
-    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=240:280 --eta=0.3 --rollouts=DIR
+    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=40:64 --eta=0 --rollouts=DIR
+    python benchmarks/world_model_fit.py rollouts --policy=CHECKPOINT --inits=64:80 --eta=0.3 --rollouts=DIR
+    python benchmarks/world_model_fit.py collect --rollouts=DIR --segments=DIR
     python benchmarks/world_model_fit.py fit --segments=DIR --demos=DIR --rollouts=DIR --updates=3000 --world_model=DIR
     python benchmarks/world_model_fit.py decoder --policy=CHECKPOINT --demos=DIR --scenes=DIR --rollouts=DIR \\
         --updates=2200 --world_model=DIR
 
-Near misses and demonstrations from initial state 150 on are held out: `fit` never reads them.
+Near misses and demonstrations from initial state 150 on are held out: `fit` never reads them. `collect` perturbs what a noisy
+expert did, or with --rollouts what a policy did: RL goes where that leads, and presses where a model lets fingers pass.
 Each step resumes from what is there.
 """
 
@@ -41,6 +43,8 @@ from vla_wmrl.world_model.data import load_demonstrations
 from vla_wmrl.world_model.latent import StateSpaceModel, task_from_json
 from vla_wmrl.world_model.looks import demonstration_looks, scene_looks
 
+PRESS = 0.4  # action units at most, down, on top of what a policy did
+
 
 def specs_file(folder: Path) -> Path:
     return folder / "tasks.json"
@@ -53,28 +57,40 @@ def read_specs(folder: Path) -> dict[int, TaskSpec]:
 def collect(args: argparse.Namespace) -> None:
     folder = Path(args.segments)
     folder.mkdir(parents=True, exist_ok=True)
-    first, last = (int(n) for n in args.inits.split(":"))
     tasks = [int(t) for t in args.task_ids.split(",")]
     specs = {t: EnvSpec(task_id=t, image_size=0, stepping="fast") for t in tasks}
-    name = lambda task, init: folder / f"t{task}_i{init}.npz"  # noqa: E731
-    jobs = [
-        NearMissJob(specs[t], (i,), args.seed, moments_per_event=args.moments_per_event, per_moment=args.per_moment)
-        for t in tasks
-        for i in range(first, last)
-        if not name(t, i).exists()
-    ]
+    jobs = {file: job for file, job in near_misses(args, specs).items() if not file.exists()}
     with Pool(args.workers) as pool:
         known = read_specs(folder) if specs_file(folder).exists() else {}
         if set(tasks) - set(known):
             known |= task_specs(pool, specs)
             specs_file(folder).write_text(json.dumps([asdict(s) for s in known.values()]))
         begun, total = time.monotonic(), 0
-        for done, (index, segments) in enumerate(pool.run(jobs), 1):
-            job = jobs[index]
+        for done, (index, segments) in enumerate(pool.run(list(jobs.values())), 1):
             if segments:
-                save_segments(name(job.spec.task_id, job.inits[0]), segments)
+                save_segments(list(jobs)[index], segments)
             total += len(segments)
             print(f"{done}/{len(jobs)} episodes, {total} segments, {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def near_misses(args: argparse.Namespace, specs: dict[int, EnvSpec]) -> dict[Path, NearMissJob]:
+    """An episode's work by the file that it fills."""
+    folder, shape = Path(args.segments), {"moments_per_event": args.moments_per_event, "per_moment": args.per_moment}
+    if args.rollouts:
+        traces = {file.stem: read_trace(file) for file in sorted(Path(args.rollouts).glob("*.npz"))}
+        return {
+            folder / f"policy_{name}.npz": NearMissJob(
+                specs[t.task_id], (t.init_id,), args.seed, {t.init_id: t.actions}, press=PRESS, **shape
+            )
+            for name, t in traces.items()
+            if t.task_id in specs
+        }
+    first, last = (int(n) for n in args.inits.split(":"))
+    return {
+        folder / f"t{task}_i{i}.npz": NearMissJob(spec, (i,), args.seed, **shape)
+        for task, spec in specs.items()
+        for i in range(first, last)
+    }
 
 
 def fit(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ Closed-loop actors aim well, so their data holds few missed grasps, and a world 
 of the gripper for a grasp. Here a snapshot is taken some steps before the gripper closes (or opens), and the actions
 that were executed from there run again with an offset, another height, another timing or noise. They cannot react, so
 what happens is the physics' answer alone. No plan is needed: the offset is spread over the steps before the event.
+The episodes are a noisy expert's, or a policy's that were recorded: what RL explores lies around the latter.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LEADS = {GRASP: (5, 26), RELEASE: (5, 16)}  # control steps before the event, a 
 METRES_PER_ACTION = 0.0125  # what a control step moves the hand per unit of action, once it moves (measured)
 REACHES = (0.008, 0.02, 0.045)  # m, sideways offsets at most: flat boxes are missed by the first, cans by the last
 ROOM_M = 0.085  # between the centres of a shifted object and the next one
+CLOSING = 8  # control steps that the fingers take to close, about
 STREAM = 23  # of the noise key
 ARRAYS = ("states", "actions", "progress", "success", "previous")  # of a Trace
 
@@ -62,16 +64,21 @@ class Moment:
 
 @dataclass(frozen=True)
 class NearMissJob:
-    """Noisy expert episodes from training initial states, and `per_moment` perturbed replays of their moments."""
+    """Episodes from training initial states, and `per_moment` perturbed replays of their moments.
+
+    `recorded`: by initial state, the actions [T, 7] of an episode that ran; the noisy expert's without.
+    """
 
     spec: EnvSpec
     inits: tuple[int, ...]
     seed: int
+    recorded: dict[int, np.ndarray] | None = None
     noise: float = 0.15  # of the expert's episode
     moments_per_event: int = 1
     per_moment: int = 8
     moments: int = 8  # of one episode at most: an expert that fumbles closes its gripper again and again
     displace_m: float = 0.025  # how far the object to be grasped is shifted at most, one draw a moment
+    press: float = 0.0  # action units: down on top of the rest until the hand has closed, at most
     split: str = "train"
     affinity: tuple = field(init=False, repr=False, default=())
 
@@ -89,7 +96,8 @@ def near_misses(env: LiberoEnv, job: NearMissJob, init_id: int) -> list[Segment]
     """All segments of one initial state."""
     key = (job.seed, env.spec.task_id, init_id)
     begin(env, Start(env.spec.task_id, init_id, split=job.split))
-    snapshots, actions = expert_episode(env, job.noise, key)
+    recorded = None if job.recorded is None else job.recorded[init_id]
+    snapshots, actions = expert_episode(env, job.noise, key) if recorded is None else again(env, recorded)
     rng = generator((*key, 1), STREAM)
     found = moments(snapshots, actions, rng, job.moments_per_event)
     if len(found) > job.moments:
@@ -99,8 +107,17 @@ def near_misses(env: LiberoEnv, job: NearMissJob, init_id: int) -> list[Segment]
         draws = generator((*key, 2, m.step), STREAM)
         if m.kind == GRASP and job.displace_m > 0:
             m = displaced(env, m, job.displace_m * np.sqrt(draws.random()), 2 * np.pi * draws.random())
-        segments += replays(env, m, (init_id, 0), job.per_moment, draws)
+        segments += replays(env, m, (init_id, 0), job.per_moment, draws, job.press)
     return segments
+
+
+def again(env: LiberoEnv, actions: np.ndarray) -> tuple[list[Snapshot], np.ndarray]:
+    """Runs recorded actions [T, 7] from where `env` is. T snapshots, one before every action, and the actions."""
+    snapshots = []
+    for action in actions:
+        snapshots.append(env.snapshot())
+        env.step(action)
+    return snapshots, np.asarray(actions, dtype=np.float32)
 
 
 def expert_episode(env: LiberoEnv, noise: float, key: tuple[int, ...]) -> tuple[list[Snapshot], np.ndarray]:
@@ -157,8 +174,11 @@ def displaced(env: LiberoEnv, moment: Moment, radius: float, angle: float) -> Mo
     return replace(moment, snapshot=replace(env.snapshot(), observation={}), moved=shift)
 
 
-def perturb(moment: Moment, rng: np.random.Generator) -> np.ndarray:
-    """[STEPS, 7] float32: the moment's actions with an offset, another timing and noise, by the draws of `rng`."""
+def perturb(moment: Moment, rng: np.random.Generator, press: float = 0.0) -> np.ndarray:
+    """[STEPS, 7] float32: the moment's actions with an offset, another timing and noise, by the draws of `rng`.
+
+    press: the most that every action up to the event goes down besides (RL finds that first where a model lets fingers pass).
+    """
     actions, lead = moment.actions.astype(np.float64).copy(), moment.event
     offset = np.zeros(3)
     reach = 0.10 if moment.kind == RELEASE else REACHES[int(rng.integers(len(REACHES)))]
@@ -183,6 +203,8 @@ def perturb(moment: Moment, rng: np.random.Generator) -> np.ndarray:
     else:
         actions[:, :3] += rng.normal(0.0, spread, (len(actions), 3))
     actions[:, 3:6] += rng.normal(0.0, 0.3 * spread, (len(actions), 3))
+    if press > 0 and rng.random() < 0.5:
+        actions[: lead + CLOSING, 2] -= press * rng.random()
     return np.clip(actions, -1.0, 1.0).astype(np.float32)
 
 
@@ -205,12 +227,14 @@ def replay(env: LiberoEnv, snapshot: Snapshot, previous: np.ndarray, actions: np
     )
 
 
-def replays(env: LiberoEnv, moment: Moment, origin: tuple[int, int], n: int, rng: np.random.Generator) -> list[Segment]:
+def replays(
+    env: LiberoEnv, moment: Moment, origin: tuple[int, int], n: int, rng: np.random.Generator, press: float = 0.0
+) -> list[Segment]:
     """`n` perturbed replays of `moment`, whose episode is `origin` (init, episode)."""
     group = (env.spec.task_id, *origin, moment.step)
     return [
         Segment(
-            replay(env, moment.snapshot, moment.previous, perturb(moment, rng), origin[0]),
+            replay(env, moment.snapshot, moment.previous, perturb(moment, rng, press), origin[0]),
             group,
             moment.kind,
             moment.event,

@@ -87,3 +87,33 @@ def test_a_replay_repeats_and_starts_from_its_snapshot(tmp_path):
     assert back.group == (0, 3, 0, 3) and back.kind == GRASP
     np.testing.assert_array_equal(back.trace.states, one.states)
     env.close()
+
+
+def test_pressing_goes_down_until_the_hand_has_closed_and_changes_nothing_else():
+    moment = Moment(None, np.zeros(7), commands((-1, 15), (1, STEPS - 15)), GRASP, 15, 3)
+    pressed = [(perturb(moment, generator((i,))), perturb(moment, generator((i,)), press=0.4)) for i in range(20)]
+    lower = [a[:, 2] - b[:, 2] for a, b in pressed]
+    assert any((d > 0.05).any() for d in lower) and any((d == 0).all() for d in lower)
+    for (a, b), d in zip(pressed, lower, strict=True):
+        assert (d >= 0).all() and (d <= 0.4 + 1e-6).all() and not d[23:].any()
+        np.testing.assert_array_equal(np.delete(a, 2, axis=1), np.delete(b, 2, axis=1))
+
+
+@pytest.mark.sim
+def test_near_misses_of_a_recorded_episode_start_on_its_path():
+    from sim.near_misses import near_misses, replay
+    from sim.rollout import begin
+
+    env = LiberoEnv(SPEC)
+    begin(env, Start(0, 5))
+    actions = commands((-1, 30), (1, 30))
+    actions[:30, 2], actions[:, 0] = -0.3, 0.1
+    path = replay(env, env.snapshot(), np.zeros(7), actions, 5)
+    job = NearMissJob(SPEC, (5,), 0, {5: actions}, moments_per_event=2, per_moment=2, displace_m=0.0, press=0.4)
+    segments = near_misses(env, job, 5)
+    assert len(segments) == 4
+    for s in segments:
+        step = s.group[-1]
+        np.testing.assert_allclose(s.trace.states[0], path.states[step], atol=2e-3)
+        np.testing.assert_array_equal(s.trace.previous, actions[step - 1])
+    env.close()
