@@ -104,3 +104,27 @@ def test_fitting_the_heads_leaves_the_dynamics_alone(make_model):
     model.fit_grades(3)
     changed = {name for name, value in model.net.state_dict().items() if not torch.equal(value, before[name])}
     assert changed and all(name.startswith("grade_") for name in changed)
+
+
+def test_a_few_contacts_that_go_wrong_do_not_shake_a_hand_that_moves_freely(make_model):
+    """By a Gaussian likelihood they set the scale, and imagined twins were twice as far apart as the model's own error."""
+    from types import SimpleNamespace
+
+    from vla_wmrl.world_model.dynamics import NOISE_SCALE, Scene
+
+    model, rng = make_model(updates=0), np.random.default_rng(0)
+    steps = torch.from_numpy(rng.normal(0, 2e-4, (2000, 1, 3))).float()
+    steps[:40] *= 100
+    real_robot, real_bodies = torch.zeros(2000, 2, 16), torch.zeros(2000, 2, 1, 15)
+    path = Scene(torch.cat([steps, torch.zeros(2000, 1, 13)], -1), real_bodies[:, 1:])
+    w = SimpleNamespace(robot=real_robot, bodies=real_bodies, context=SimpleNamespace(present=torch.ones(2000, 1)))
+    still = torch.zeros(2000, 3)
+
+    def best(jitter):
+        scales = torch.linspace(-5, 1, 121)
+        losses = [model._noise_loss(path, torch.full((2000, 1, 2), float(s)), w, jitter) for s in scales]
+        losses = [float(a) - float(s) / 2 for a, s in zip(losses, scales, strict=True)]  # the body's half: error 0
+        return NOISE_SCALE * float(torch.exp(scales[int(np.argmin(losses))]))
+
+    assert 1e-4 < best(still) < 1e-3  # a Gaussian's would be 2.8 mm
+    assert best(steps[:, 0]) < 3e-5  # an error that was there before the step is none of the step's

@@ -1,6 +1,7 @@
 """Rotation conventions and the way from state vectors to scenes and back."""
 
 import numpy as np
+import pytest
 import torch
 from toy_world import make_trace
 
@@ -98,7 +99,8 @@ def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_
         robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
         robot[:, 3:9] = rot6(hand_to_site(rotation([np.pi, 0, 0])))
         robot[:, 2], robot[:, 0] = above, beside
-        return features.touch_features(features.Parts(robot, bodies))
+        p = features.Parts(robot, bodies)
+        return features.touch_features(p.away, p.frame)
 
     assert seen(0.04).shape == (1, 1, features.TOUCH_FEATURES)
     for above in (0.02, 0.04, 0.06):
@@ -106,22 +108,47 @@ def test_five_millimetres_decide_whether_fingers_land_on_a_can_and_the_dynamics_
     assert float((seen(0.04, 0.007) - seen(0.04, 0.012)).abs().max()) > 0.5
 
 
-def test_a_stopped_hand_stays_and_a_free_one_moves():
+DOWN = torch.tensor([[0.0, 0, -1, 0, 0, 0, -1]])
+
+
+@pytest.fixture
+def net():
     torch.manual_seed(0)
-    net = Dynamics(types=2, tasks=1)
+    return Dynamics(types=2, other_types=2, tasks=1)
+
+
+def moved(net, other=10.0, kind=0):
+    """[3] how far the hand goes down beside a body, with something of a kind `other` m below it."""
     robot, bodies = torch.zeros(1, 16), torch.zeros(1, 1, 15)
     robot[:, 3:9], bodies[..., 3], bodies[..., 7] = rot6(hand_to_site(rotation([np.pi, 0, 0]))), 1.0, 1.0
-    context = Context(*(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1),
-                        torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1), torch.full((1, 1, 3), 10.0),
-                        torch.zeros(1, 1, 2)))  # fmt: skip
-    down = torch.tensor([[0.0, 0, -1, 0, 0, 0, -1]])
+    none = torch.zeros(1, 1, dtype=torch.int64)
+    context = Context(none, none[0], torch.ones(1, 1), none, torch.zeros(1, 1), torch.tensor([[[0.0, 0.0, -other]]]),
+                      torch.full((1, 1), kind), torch.zeros(1, 1, 2))  # fmt: skip
+    with torch.no_grad():
+        return net.step(Scene(robot, bodies), context, DOWN, DOWN)[0].robot[0, :3]
 
-    def moved():
-        with torch.no_grad():
-            return float(net.step(Scene(robot, bodies), context, down, down)[0].robot[0, :3].norm())
 
-    free = moved()
+def test_a_stopped_hand_stays_and_a_free_one_moves(net):
+    assert float(moved(net).norm()) > 0.005
     with torch.no_grad():
         net.robot_out.bias[-3:] = 20.0
-    assert free > 0.005
-    assert moved() < 1e-6
+    assert float(moved(net).norm()) < 1e-6
+
+
+def test_what_is_wanted_nowhere_can_stop_a_hand_too(net):
+    """A hand came down through a milk carton that no goal names, and grasped what stood behind it."""
+    with torch.no_grad():
+        net.robot_out.weight.mul_(100)
+    here, above = moved(net, 0.07, kind=1), moved(net, 0.075, kind=1)
+    assert not torch.allclose(here, above)
+    torch.testing.assert_close(moved(net, 0.07), moved(net, 0.075))  # padding is nowhere
+
+
+def test_padding_and_what_lies_there_are_told_apart(tasks):
+    scenes = Scenes(list(tasks.values()))
+    for task_id, task in tasks.items():
+        context = scenes.context(task_id, np.zeros((2, task.size), dtype=np.float32), {})
+        known = [scenes.other_types[k] for k in context.other_kind[0]]
+        still = scenes.still(task)
+        assert [k for k in known if k != "nothing"] == [n.rsplit("_", 1)[0] for n in still]
+        assert not set(still) & set(scenes.names[task_id])

@@ -1,8 +1,8 @@
 """The dynamics of a hand and the objects of a goal, one control step (50 ms) at a time, and what to read off a state.
 
 Object-centric: every body goes through the same network (with an embedding of its type), the hand sees the maximum over
-bodies, and can be stopped along its axes. A body follows the hand (gate `hold`) or moves by itself (gate `free`, with its
-own velocity).
+bodies and over what else lies there, and can be stopped along its axes. A body follows the hand (gate `hold`) or moves by
+itself (gate `free`, with its own velocity).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Grades(NamedTuple):
 
 
 class Dynamics(nn.Module):
-    """The network. `types`, `tasks`: how many kinds of bodies and tasks it knows."""
+    """The network. `types`, `other_types`, `tasks`: how many kinds of bodies, of other things and tasks it knows."""
 
-    def __init__(self, types: int, tasks: int, width: int = 128, embedding: int = 8):
+    def __init__(self, types: int, other_types: int, tasks: int, width: int = 128, embedding: int = 8):
         super().__init__()
         state = ROBOT_FEATURES + BODY_FEATURES + embedding
         self.embed = nn.Embedding(types, embedding)
@@ -55,7 +55,10 @@ class Dynamics(nn.Module):
         # what stops the hand (fingers on a rim) is not what moves a body: layers of its own
         touching = state + ACTION_FEATURES + features.TOUCH_FEATURES
         self.touch = nn.Sequential(nn.Linear(touching, TOUCH), nn.SiLU(), nn.Linear(TOUCH, TOUCH), nn.SiLU())
-        self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width + TOUCH, width)
+        self.embed_other = nn.Embedding(other_types, embedding)
+        beside = ROBOT_FEATURES + ACTION_FEATURES + features.OBSTACLE_FEATURES + embedding
+        self.obstacle = nn.Sequential(nn.Linear(beside, TOUCH), nn.SiLU(), nn.Linear(TOUCH, TOUCH), nn.SiLU())
+        self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width + 2 * TOUCH, width)
         self.robot_out = nn.Linear(width, ROBOT_OUTPUTS)
         self.arm = nn.Linear(14, 6)  # the free arm is nearly linear in two actions
         self.momentum = nn.Parameter(torch.full((3,), 0.4))
@@ -79,22 +82,29 @@ class Dynamics(nn.Module):
 
         action, previous [B, 7]; noise [B, 1 + M, 3] standard normal, or None for the mean.
         """
-        return self._step(scene, context, self.embed(context.kind), action, previous, self.drive(action, previous), noise)
+        return self._step(scene, context, self.tags(context), action, previous, self.drive(action, previous), noise)
+
+    def tags(self, context: Context) -> tuple[Tensor, Tensor]:
+        """What kinds of things there are: [B, M, embedding] of bodies, [B, D, embedding] of the rest."""
+        return self.embed(context.kind), self.embed_other(context.other_kind)
 
     def drive(self, action: Tensor, previous: Tensor) -> Tensor:
         """[..., 6] what the free arm does for two actions [..., 7]: movement and rotation, in units of a step."""
         return self.arm(torch.cat([action, previous], dim=-1))
 
-    def _step(self, scene: Scene, context: Context, tags: Tensor, action, previous, drive: Tensor, noise):
+    def _step(self, scene: Scene, context: Context, tags: tuple[Tensor, Tensor], action, previous, drive: Tensor, noise):
         p = Parts(*scene)
         back = p.frame.transpose(-1, -2)  # from the hand's frame to the world's
         hand = torch.cat([features.robot_features(p), features.action_features(action, previous, p.frame)], dim=-1)
-        seen = torch.cat([features.body_features(p, context), tags], dim=-1)
+        seen = torch.cat([features.body_features(p, context), tags[0]], dim=-1)
         pairs = torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)
         x = F.silu(self.second(F.silu(self.first(pairs))))
         present = context.present[..., None]
-        touch = self.touch(torch.cat([pairs, features.touch_features(p)], dim=-1))
-        pooled = (torch.cat([x, touch], dim=-1) * present).amax(dim=1)
+        touch = self.touch(torch.cat([pairs, features.touch_features(p.away, p.frame)], dim=-1))
+        beside = torch.cat([features.obstacle_features(p, context), tags[1]], dim=-1)
+        lies = self.obstacle(torch.cat([hand[:, None].expand(-1, beside.shape[1], -1), beside], dim=-1))
+        lies = lies * (context.other_kind > 0)[..., None]
+        pooled = torch.cat([(torch.cat([x, touch], dim=-1) * present).amax(dim=1), lies.amax(dim=1)], dim=-1)
         own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, pooled], dim=-1))))
         moving, grip, hand_scale, stops = own.split((6, 2, 1, 3), dim=-1)
         gates, motion, body_scale = self.body_out(x).split((2, 6, 1), dim=-1)
@@ -145,7 +155,7 @@ def roll(net: Dynamics, scene: Scene, context: Context, actions: Tensor, previou
     """The mean path under `actions` [B, T, 7]: Scene with leaves [B, T, ...], noise scales [B, T, 1 + M]."""
     robots, bodies, scales = [], [], []
     before = torch.cat([previous[:, None], actions[:, :-1]], dim=1)
-    drive, tags = net.drive(actions, before), net.embed(context.kind)
+    drive, tags = net.drive(actions, before), net.tags(context)
     for t in range(actions.shape[1]):
         scene, scale = net._step(scene, context, tags, actions[:, t], before[:, t], drive[:, t], None)
         robots.append(scene.robot)

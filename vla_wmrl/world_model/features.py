@@ -15,8 +15,10 @@ from vla_wmrl.world_model.scene import Context
 ROBOT_PARTS, BODY_PARTS = (3, 6, 2, 3, 2), (3, 3, 3, 3, 3)
 ROBOT_FEATURES, BODY_FEATURES, ACTION_FEATURES = 26, 37, 20
 CENTRE, OPEN_WIDTH, WIDE = (-0.03, 0.05, 0.55), 0.04, 0.07  # m: the table's middle, half-open and nearly open fingers
-LEVELS, SIDES = torch.arange(0.01, 0.075, 0.01), torch.tensor([0.007, 0.015, 0.03, 0.045])  # m
+LEVELS = torch.arange(0.01, 0.105, 0.01)  # m, from a flat box to a carton that stands
+SIDES = torch.tensor([0.007, 0.015, 0.03, 0.045, 0.07, 0.1])  # m, from a finger's width to a basket's rim
 SOFT, TOUCH_FEATURES = 0.004, len(LEVELS) + 2 * len(SIDES)
+OBSTACLE_FEATURES = 7 + TOUCH_FEATURES
 TILT = 0.04  # rad: a hand that points down is never far from it, and policies act on a degree
 FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asymmetry
 ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
@@ -75,13 +77,28 @@ def body_features(p: Parts, context: Context) -> Tensor:
     )
 
 
-def touch_features(p: Parts) -> Tensor:
-    """[B, M, TOUCH_FEATURES]: what decides whether fingers land on a body, as soft thresholds: how high the hand is above its
-    centre, and how far beside it along either axis of the hand."""
-    above = torch.tanh((-p.away[..., 2:] - LEVELS) / SOFT)
-    beside = (p.away @ p.frame)[..., :2].abs()
+def touch_features(away: Tensor, axes: Tensor) -> Tensor:
+    """[B, N, TOUCH_FEATURES]: what decides whether fingers land on a thing, as soft thresholds: how high the hand is above its
+    centre, and how far beside it along either axis of the hand. away [B, N, 3]: from the hand to the thing."""
+    above = torch.tanh((-away[..., 2:] - LEVELS) / SOFT)
+    beside = (away @ axes)[..., :2].abs()
     return torch.cat(
         [above, torch.tanh((beside[..., :1] - SIDES) / SOFT), torch.tanh((beside[..., 1:] - SIDES) / SOFT)], dim=-1
+    )
+
+
+def obstacle_features(p: Parts, context: Context) -> Tensor:
+    """[B, D, OBSTACLE_FEATURES] of what is wanted nowhere and stops a hand all the same."""
+    away = context.others - p.pos[:, None]
+    turned = away @ p.frame
+    return torch.cat(
+        [
+            torch.tanh(turned / 0.025),
+            (turned * 10).clamp(-3, 3),
+            torch.tanh(away[..., 2:] / 0.05),
+            touch_features(away, p.frame),
+        ],
+        dim=-1,
     )
 
 

@@ -57,7 +57,7 @@ class StateSpaceModel:
         self.seed, self.width = seed, width
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.net = Dynamics(len(self.scenes.types), len(tasks), width)
+            self.net = Dynamics(len(self.scenes.types), len(self.scenes.other_types), len(tasks), width)
         self.decoder = Decoder(self.tasks, seed)
         self.corpus = Corpus(self.scenes)
         self.rest_: dict[tuple[int, str], float] = {}
@@ -154,7 +154,7 @@ class StateSpaceModel:
             "hand": huber(hand / unit).mean(),
             "bodies": 2.0 * huber(body / body_unit).sum() / (9 * rows),
         }
-        losses["noise"] = c.noise_weight * self._noise_loss(path, scales, w)
+        losses["noise"] = c.noise_weight * self._noise_loss(path, scales, w, jitter)
         every = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
         steps = path.robot.shape[1]
         context = w.context.rows(torch.arange(len(robot)).repeat_interleave(steps))
@@ -168,14 +168,20 @@ class StateSpaceModel:
         losses["imagined_grades"] = c.grades_weight * self._grades_loss(imagined, context, *aims)
         return losses
 
-    def _noise_loss(self, path: Scene, scales: Tensor, w: Windows) -> Tensor:
-        """Gaussian likelihood of what one step adds to the error, for the scale only."""
+    def _noise_loss(self, path: Scene, scales: Tensor, w: Windows, jitter: Tensor) -> Tensor:
+        """Likelihood of what one step adds to the error, for the scale only.
+
+        Laplace's: a Gaussian's scale would be that of the few contacts that go wrong, and shake every hand that moves
+        freely. `jitter` [B, 3]: the hand's error before the first step, which no step added.
+        """
         errors = torch.cat([(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2)
-        steps = torch.diff(errors.detach(), dim=1, prepend=torch.zeros_like(errors[:, :1]))
+        before = torch.zeros_like(errors[:, :1])
+        before[:, 0, 0] = jitter
+        steps = torch.diff(errors.detach(), dim=1, prepend=before)
         present = torch.cat([torch.ones_like(w.context.present[:, :1]), w.context.present], dim=1)[:, None]
         log_scale = scales.clamp(-6, 3)
-        square = (steps / NOISE_SCALE).clamp(-30, 30).square().mean(-1)
-        return ((0.5 * square * torch.exp(-2 * log_scale) + log_scale) * present).sum() / (present.sum() * steps.shape[1])
+        size = (steps.abs() / NOISE_SCALE).clamp(max=30).mean(-1)
+        return ((2**0.5 * size * torch.exp(-log_scale) + log_scale) * present).sum() / (present.sum() * steps.shape[1])
 
     def _grades_loss(self, scene: Scene, context, held: Tensor, success: Tensor, progress: Tensor, eventual: Tensor):
         grades = self.net.grade(scene, context)

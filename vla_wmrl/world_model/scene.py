@@ -38,6 +38,7 @@ class Context:
     target: Tensor  # [B, M] int64, index into bodies + others of where it must get to (itself: nowhere)
     rest: Tensor  # [B, M] height of the body's origin when it lies on its support, m
     others: Tensor  # [B, D, 3] positions of everything that does not move
+    other_kind: Tensor  # [B, D] int64, index into the model's list of other types, 0 for padding
     blocked: Tensor  # [B, M, M + D] float, large for what may not count as a body's neighbour
 
     def rows(self, index: Tensor) -> Context:
@@ -57,7 +58,13 @@ class Scenes:
         self.names = {t.task_id: tuple(t.targets()) for t in tasks}
         self.types = [NOTHING, *sorted({category(n) for names in self.names.values() for n in names})]
         self.bodies = max(len(names) for names in self.names.values())
+        still = {category(n) for t in tasks for n in self.still(t)}
+        self.other_types = [NOTHING, *sorted(still)]
         self.others = max(1, max(len(t.objects) + len(t.fixtures) - len(self.names[t.task_id]) for t in tasks))
+
+    def still(self, task: TaskSpec) -> list[str]:
+        """What lies in the way but is wanted nowhere: distractors, containers, fixtures."""
+        return [name for name in (*task.objects, *task.fixtures) if name not in self.names[task.task_id]]
 
     def _start(self, task: TaskSpec, name: str) -> int:
         return task.layout[f"{name}/pos"][0]
@@ -99,7 +106,7 @@ class Scenes:
         n, m, d = len(states), self.bodies, self.others
         rows = lambda x: torch.as_tensor(np.asarray(x))[None].expand(n, *np.shape(x)).contiguous()  # noqa: E731
         present = (np.arange(m) < len(names)).astype(np.float32)
-        still = [b for b in (*task.objects, *task.fixtures) if b not in names]
+        still = self.still(task)
         target, kind, height = np.arange(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.float32)
         blocked = np.tile(~np.r_[present > 0, np.arange(d) < len(still)], (m, 1))
         everything = [*names, *[""] * (m - len(names)), *still]
@@ -108,13 +115,21 @@ class Scenes:
             goal = task.targets()[name]
             target[i] = everything.index(goal) if goal is not None else i
             blocked[i, [i, target[i]]] = True
-        others = torch.full((n, d, 3), FAR)
+        others, other_kind = torch.full((n, d, 3), FAR), np.zeros(d, dtype=np.int64)
         for j, name in enumerate(still):
+            other_kind[j] = self.other_types.index(category(name))
             start = self._start(task, name)
             others[:, j] = torch.as_tensor(states[:, start : start + 3], dtype=torch.float32)
         order = np.asarray(self.order.index(task_id))
         return Context(
-            rows(kind), rows(order), rows(present), rows(target), rows(height), others, rows(blocked * np.float32(1e6))
+            rows(kind),
+            rows(order),
+            rows(present),
+            rows(target),
+            rows(height),
+            others,
+            rows(other_kind),
+            rows(blocked * np.float32(1e6)),
         )
 
 
