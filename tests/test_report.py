@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from vla_wmrl import arguments, report
+from vla_wmrl import arguments, report, report_plots
 from vla_wmrl.config import TrainConfig
 from vla_wmrl.tracking import JsonLines, Ledger, Tracker, start_run, write_json
 
@@ -118,3 +118,9 @@ def test_a_metrics_file_torn_by_a_crash_still_reports(tmp_path):
     with (folder / "metrics.jsonl").open("a") as f:
         f.write('{"step": 4, "loss')
     assert "policy updates" in report.write(folder).read_text()
+
+
+@pytest.mark.parametrize(("shift", "drawn"), [(0.0, True), (-0.7, False)])
+def test_margins_have_no_line_without_bias(shift, drawn):
+    pairs = np.array([[0.2, 0.0], [0.9, 1.0]]) + [shift, 0]
+    assert ("no bias" in report_plots.calibration(pairs[:, 0], pairs[:, 1], pairs)) is drawn

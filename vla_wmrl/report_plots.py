@@ -97,7 +97,9 @@ def calibration(x: Sequence[float], y: Sequence[float], pairs: np.ndarray) -> st
     """The fitted map, the pairs it came from [n, 2] (jittered) and their means in ten bins."""
 
     def draw(ax):
-        ax.plot([0, 1], [0, 1], "--", color=GREY, lw=1, label="no bias")
+        scores = np.concatenate([x, pairs[:, 0]]) if len(pairs) else np.asarray(x)
+        if len(scores) and scores.min() >= 0 and scores.max() <= 1:  # a margin has no line without bias
+            ax.plot([0, 1], [0, 1], "--", color=GREY, lw=1, label="no bias")
         if len(pairs):
             jitter = np.random.default_rng(0).uniform(-0.012, 0.012, (len(pairs), 2))
             ax.plot(

@@ -143,6 +143,7 @@ class Loop:
         r_wm = np.stack([g.r_wm for g in groups])
         tasks = np.array([g.start.task_id for g in groups])
         f = r_wm if self.debias is None else self.debias.transform(r_wm, tasks[:, None])
+        ready = self.score is None or self.debias.ready
         metrics = self._update(groups, r_env, f, earlier)
 
         # After the update, so that a pair never calibrates itself (design: out of fold).
@@ -153,7 +154,7 @@ class Loop:
                 ids = np.repeat([g.group_id for g in groups if g.anchor], size)
                 pairs = np.column_stack([r_wm[anchor].ravel(), r_env[anchor].ravel()])
                 self.debias.observe(pairs, ids, np.repeat(tasks[anchor], size))
-        return metrics | self._describe(groups, r_env, r_wm, f, anchor)
+        return metrics | self._describe(groups, r_env, r_wm, f, anchor, ready)
 
     def _groups(self, begun: Begun, anchors: bool | None = None) -> list[Group]:
         """The groups of an update, or of these its anchors alone, or the others alone."""
@@ -221,7 +222,7 @@ class Loop:
             "adv/zero_spread_wm": float(zero_spread[~anchor].mean()) if (~anchor).any() else float("nan"),
         }
 
-    def _describe(self, groups, r_env, r_wm, f, anchor) -> dict[str, float]:
+    def _describe(self, groups, r_env, r_wm, f, anchor, ready) -> dict[str, float]:
         """What to look at: real and imagined success side by side, residuals, calibration, spending."""
         metrics = {"anchors/groups": float(anchor.sum())}
         if anchor.any():
@@ -235,12 +236,15 @@ class Loop:
             metrics |= {"reward/wm_mean": _mean([self.reward(r) for r in imagined]), "success/wm": _rate(imagined)}
             if anchor.any():
                 judged = [self.reward(r) for r in twins] if self.grade is None else r_wm[anchor].ravel()
+                if not ready:  # a score has another scale than the rewards beside which it would be drawn
+                    f = np.full_like(f, np.nan)
+                residual = (f[anchor] - r_env[anchor]) ** 2
                 metrics |= {
                     "wm/reward_twins": _mean(judged),
                     "wm/success_twins": _rate(twins),
-                    "reward/calibrated_mean": float(np.nanmean(f)),
+                    "reward/calibrated_mean": _mean(f[np.isfinite(f)]),
                     "calib/spearman": spearman(r_wm[anchor].ravel(), r_env[anchor].ravel()),
-                    "calib/residual": float(np.nanmean((f[anchor] - r_env[anchor]) ** 2)),
+                    "calib/residual": _mean(residual[np.isfinite(residual)]),
                 }
             metrics |= {f"fusion/{k}": v for k, v in self.fusion.statistics().items()}
             if self.debias is not None:

@@ -372,3 +372,12 @@ def test_a_run_with_late_anchors_resumes_to_the_same_weights():
         whole.step(step)
         resumed.step(step)
     assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_a_score_is_not_reported_as_a_reward_before_it_is_calibrated():
+    """The first point of the curve of calibrated rewards was a mean margin, below every reward."""
+    loop = make(debias=IsotonicDebiaser(min_pairs=4), fraction=0.25)
+    loop.score = lambda r: -5.0 + float(r.progress[-1])
+    metrics = [loop.step(step) for step in range(3)]
+    assert np.isnan(metrics[0]["reward/calibrated_mean"]) and np.isnan(metrics[0]["calib/residual"])
+    assert 0 <= metrics[-1]["reward/calibrated_mean"] <= 1 and metrics[-1]["calib/residual"] >= 0
