@@ -122,5 +122,5 @@ def test_a_metrics_file_torn_by_a_crash_still_reports(tmp_path):
 
 @pytest.mark.parametrize(("shift", "drawn"), [(0.0, True), (-0.7, False)])
 def test_margins_have_no_line_without_bias(shift, drawn):
-    pairs = np.array([[0.2, 0.0], [0.9, 1.0]]) + [shift, 0]
+    pairs = np.array([[0.2 + shift, 0.0], [0.9 + shift, 1.0]])
     assert ("no bias" in report_plots.calibration(pairs[:, 0], pairs[:, 1], pairs)) is drawn

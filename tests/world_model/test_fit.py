@@ -128,3 +128,20 @@ def test_a_few_contacts_that_go_wrong_do_not_shake_a_hand_that_moves_freely(make
 
     assert 1e-4 < best(still) < 1e-3  # a Gaussian's would be 2.8 mm
     assert best(steps[:, 0]) < 3e-5  # an error that was there before the step is none of the step's
+
+
+def test_a_can_that_lies_when_a_near_miss_begins_does_not_lower_what_counts_as_lifted(tasks):
+    """Near misses of a policy's fumbles begin with cans on their side, a centimetre lower: standing ones counted as lifted."""
+    from dataclasses import replace
+
+    model = StateSpaceModel(tasks, width=16, config=SMALL)
+    episode = make_trace(tasks[0], 0)
+    model.observe([episode], "expert")
+    before = dict(model.rest_)
+    low = episode.states.copy()
+    for name in model.scenes.names[episode.task_id]:
+        low[:, tasks[episode.task_id].layout[f"{name}/pos"][0] + 2] -= 0.01
+    model.observe([replace(episode, states=low)], "near_miss")
+    assert model.rest_ == before
+    model.observe([replace(episode, states=low)], "policy")
+    assert all(model.rest_[key] < before[key] for key in before)

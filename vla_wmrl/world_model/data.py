@@ -63,17 +63,21 @@ class Corpus:
     def add(self, traces: Sequence[Any], kind: Kind) -> None:
         """`traces`: anything with the fields of `Trajectory` (sim.rollout.Trace has them)."""
         for trace in traces:
-            self._learn_rest(trace)
+            self._learn_rest(trace, kind)
         self.items += [self._item(trace, kind) for trace in traces]
         self._cache.clear()
 
-    def _learn_rest(self, trace: Any) -> None:
-        """A body's height on its support: the lowest it was ever seen at the start of a trajectory."""
+    def _learn_rest(self, trace: Any, kind: Kind) -> None:
+        """A body's height on its support: the lowest it was ever seen at the start of an episode.
+
+        Near misses start in the middle, where a can may lie on its side: they tell only where nothing else does.
+        """
         task = self.scenes.tasks[trace.task_id]
         for name in self.scenes.names[trace.task_id]:
             height = float(trace.states[0, task.layout[f"{name}/pos"][0] + 2])
             key = (trace.task_id, name)
-            self.rest[key] = min(height, self.rest.get(key, height))
+            known = self.rest.get(key, height)
+            self.rest[key] = known if kind == "near_miss" else min(height, known)
 
     def _item(self, trace: Any, kind: Kind) -> Item:
         robot, bodies = self.scenes.read(trace.task_id, trace.states)
