@@ -134,7 +134,8 @@ def _value(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, name: s
     if kind == "number" and {"minimum", "maximum"} <= schema.keys():
         low, high = schema["minimum"], schema["maximum"]
         return float(decoder.choose([str(round(float(v), 2)) for v in np.linspace(low, high, 11)]))
-    raise ValueError(f"no constrained decoding of {schema}: enumerations, texts, whole numbers, numbers with both bounds, objects, lists")
+    known = "enumerations, texts, whole numbers, numbers with both bounds, objects, lists"
+    raise ValueError(f"no constrained decoding of {schema}: it knows {known}")
 
 
 def _object(decoder: Decoder, schema: dict, texts: int, allowed: Allowed, before: Sequence[dict]) -> dict:
