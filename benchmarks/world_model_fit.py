@@ -36,6 +36,7 @@ from sim.libero import EnvSpec
 from sim.near_misses import ARRAYS, NearMissJob, load_segments, save_segments
 from sim.rollout import PolicyRef, RolloutJob, Trace
 from sim.workers import Pool
+from vla_wmrl import checkpoint
 from vla_wmrl.policies.flow import FlowPolicy
 from vla_wmrl.types import Start
 from vla_wmrl.world_model.base import TaskSpec
@@ -104,8 +105,9 @@ def fit(args: argparse.Namespace) -> None:
     near = [t for t in every if t.init_id < HELD_OUT]
     model.observe(near, "near_miss")
     own = [read_trace(file) for file in sorted(Path(args.rollouts).glob("*.npz"))] if args.rollouts else []
-    model.observe(own, "policy")
-    print(f"{len(demos)} demonstrations, {len(near)} near misses, {len(own)} episodes of a policy")
+    run = [trace for folder in filter(None, args.runs.split(",")) for trace in run_traces(Path(folder))]
+    model.observe([*own, *run], "policy")
+    print(f"{len(demos)} demonstrations, {len(near)} near misses, {len(own)} episodes of a policy, {len(run)} rollouts of runs")
     begun = time.monotonic()
 
     def log(i: int, horizon: int, losses: dict[str, float]) -> None:
@@ -124,6 +126,14 @@ def read_trace(file: Path) -> Trace:
     data = np.load(file)
     arrays = {name: data[f"trace_{name}"] for name in ARRAYS}
     return Trace(int(data["task_id"]), int(data["init_id"]), **arrays)
+
+
+def run_traces(folder: Path) -> list[Trace]:
+    """What a run of `vla-wmrl train` executed: its start episodes and its anchors."""
+    newest = checkpoint.latest(folder)
+    if newest is None:
+        sys.exit(f"no checkpoint of a run in {folder}")
+    return [Trace(**fields) for fields in checkpoint.load(newest)["world"]["traces"]]
 
 
 def rollouts(args: argparse.Namespace) -> None:
@@ -186,6 +196,7 @@ def main() -> None:
     parser.add_argument("--demos")
     parser.add_argument("--world_model")
     parser.add_argument("--rollouts")
+    parser.add_argument("--runs", default="", help="fit: folders of `vla-wmrl train`, whose real rollouts are learnt from too")
     parser.add_argument("--eta", type=float, default=0.0, help="noise of the policy's rollouts")
     parser.add_argument("--policy")
     parser.add_argument("--image_size", type=int, default=128, help="pixels of an image's side, as the policy's")

@@ -29,6 +29,7 @@ from vla_wmrl.world_model.imagination import Until, imagine
 from vla_wmrl.world_model.scene import Scenes
 
 STREAM = 41  # of the noise key
+NOISE_STEPS = 4  # of a window that tell what one step adds to the error
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,12 @@ class StateSpaceModel:
     def _noise_loss(self, path: Scene, scales: Tensor, w: Windows, jitter: Tensor) -> Tensor:
         """Likelihood of what one step adds to the error, for the scale only.
 
-        Laplace's: a Gaussian's scale would be that of the few contacts that go wrong, and shake every hand that moves
-        freely. `jitter` [B, 3]: the hand's error before the first step, which no step added.
+        Laplace's, and of a window's first steps: otherwise the scale would be that of the few contacts that go wrong, and of
+        paths that went apart long before, and shake every hand that moves freely. `jitter` [B, 3]: the hand's error before the
+        first step, which no step added.
         """
-        errors = torch.cat([(path.robot - w.robot[:, 1:])[:, :, None, :3], (path.bodies - w.bodies[:, 1:])[..., :3]], dim=2)
+        near, real, scales = Scene(*(x[:, :NOISE_STEPS] for x in path)), slice(1, NOISE_STEPS + 1), scales[:, :NOISE_STEPS]
+        errors = torch.cat([(near.robot - w.robot[:, real])[:, :, None, :3], (near.bodies - w.bodies[:, real])[..., :3]], dim=2)
         before = torch.zeros_like(errors[:, :1])
         before[:, 0, 0] = jitter
         steps = torch.diff(errors.detach(), dim=1, prepend=before)
