@@ -64,10 +64,11 @@ class Dreams:
 
     looks: int
     seed: tuple[int, ...]
+    noisy: bool = True
 
     def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[Dream]:
         dreams = []
-        for r in model.imagine(policy, starts, [0] * len(starts), self.seed, self.looks, stochastic=False):
+        for r in model.imagine(policy, starts, [0] * len(starts), self.seed, self.looks, stochastic=False, noisy=self.noisy):
             cut = [
                 replace(r.start, look=k, state=r.states[k], progress=float(r.progress[k]), previous=r.previous[k])
                 for k in range(r.looks)
@@ -117,7 +118,8 @@ class DreamtStarts:
             for task in cfg.env.task_ids
             for i in rng.choice(len(ids), min(cfg.groups.dream_episodes, len(ids)), replace=False)
         ]
-        dreams: list[Dream] = self.world.submit(Dreams(cfg.groups.dream_looks, (cfg.seed, step, STREAM)), starts).result()
+        what = Dreams(cfg.groups.dream_looks, (cfg.seed, step, STREAM), cfg.world_model.noise)
+        dreams: list[Dream] = self.world.submit(what, starts).result()
         self.bank = BranchStarts(cfg.env.task_ids, cfg.seed, EVERYTHING)
         for d in dreams:
             goals = self.conjuncts[d.starts[0].task_id]

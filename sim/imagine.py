@@ -68,6 +68,7 @@ class Groups:
     size: int
     seed: tuple[int, ...]
     cfg: GroupsConfig
+    noisy: bool = True
 
     def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[tuple[Rollout, ...]]:
         every, branch = [s for s in starts for _ in range(self.size)], self.cfg.kind == "branch"
@@ -78,7 +79,7 @@ class Groups:
 
         rollouts = model.imagine(
             policy, every, members, self.seed, self.cfg.looks, explore_looks=self.cfg.explore_looks if branch else None,
-            until=decided if branch and self.cfg.reward == "next" else None,
+            until=decided if branch and self.cfg.reward == "next" else None, noisy=self.noisy,
         )  # fmt: skip
         return [tuple(rollouts[i : i + self.size]) for i in range(0, len(rollouts), self.size)]
 
@@ -147,7 +148,7 @@ class WorldModelRuntime:
         def back(groups: list[tuple[Rollout, ...]]) -> list[tuple[Rollout, ...]]:
             return [tuple(replace(r, start=s) for r in group) for s, group in zip(starts, groups, strict=True)]
 
-        return self.submit(Groups(group_size, seed, self.cfg.groups), starts, back)
+        return self.submit(Groups(group_size, seed, self.cfg.groups, self.cfg.world_model.noise), starts, back)
 
     def submit(self, what: Imagined, starts: Sequence[Start], then: Callable[[list], Any] = lambda results: results) -> Future:
         """A future of `then` of one result per start."""

@@ -201,6 +201,7 @@ class WorldModelConfig:
     decoder_steps: int = 0  # gradient steps of fitting the feature decoder to the run's own looks, after the first fit
     refit_every: int = 0  # policy updates between two refits on the run's own data; 0: never
     refit_steps: int = 200  # gradient steps of a refit
+    noise: bool = True  # imagination draws the dynamics' own noise, which says how sure they are
 
     def validate(self) -> None:
         counts = (self.fit_steps, self.refit_steps, self.decoder_steps)
