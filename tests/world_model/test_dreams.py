@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from toy_world import ToyPolicy, make_trace
 
 from sim.dreams import Dreams, DreamtStarts
@@ -50,6 +51,22 @@ def test_a_dream_is_cut_into_a_start_for_every_look_with_the_action_that_led_the
         executed = whole.chain[:, -1].clip(-1, 1)[:, policy.n_action_steps - 1]
         led_there = np.reshape([s.previous for s in dream.starts[1:]], (-1, 7))
         np.testing.assert_allclose(led_there, executed[: whole.looks - 1], atol=1e-5)
+
+
+def test_the_setting_that_turns_the_dynamics_noise_off_reaches_groups_and_dreams(make_model, policy, starts):
+    from sim.imagine import Groups
+    from vla_wmrl.config import GroupsConfig
+
+    model = make_model()
+    with torch.no_grad():
+        model.net.robot_out.bias[8] = 3.0
+    for one, states in (
+        (lambda noisy: Dreams(2, (1,), noisy), lambda found: found[0].starts[-1].state),
+        (lambda noisy: Groups(2, (1,), GroupsConfig(kind="episode", looks=2), noisy), lambda found: found[0][0].states[-1]),
+    ):
+        still, shaken, again = (states(one(noisy)(model, policy, starts[:1])) for noisy in (False, True, False))
+        np.testing.assert_array_equal(still, again)
+        assert not np.allclose(still, shaken)
 
 
 def test_an_imagined_rollout_from_a_dreamt_start_goes_on_as_the_dream_did(make_model, policy, starts):

@@ -147,8 +147,9 @@ class Corpus:
                 n = len(item.weight) - horizon + 1
                 if (item.kind == "near_miss") == (name == "near") and n > 0:
                     rows.append(np.stack([np.full(n, i), np.arange(n)], 1))
-                    # a near miss is short and all of it matters, from its beginning most
-                    weights.append(item.weight[:n] + (np.arange(n) == 0) * (2.0 if name == "near" else 0.0))
+                    # A near miss is short and all of it matters, from its beginning most. An episode begins at rest, as nothing
+                    # else in it, and every dream begins there.
+                    weights.append(item.weight[:n] + (np.arange(n) == 0) * (2.0 if name == "near" else 8.0))
             made = None
             if rows:
                 w = np.concatenate(weights)
