@@ -153,6 +153,7 @@ class AnchorsConfig:
 class DebiasConfig:
     kind: Literal["none", "isotonic", "released"] = "isotonic"  # released: the authors' buckets and constants
     min_pairs: int = 40  # pairs (r_wm, r_env) before the calibration acts
+    wait: bool = True  # imagined groups count for nothing until then; false: with the world model's own rewards (the papers)
     max_pairs: int = 2000  # pairs kept, oldest dropped first
     refit_every: int = 1  # new pairs between two fits
     shrink: bool = True  # towards the base rate, by the out-of-fold slope within groups

@@ -12,7 +12,7 @@ from vla_wmrl.fusion import Fusion, Guard
 def make_debias(cfg: Any) -> IsotonicDebiaser | None:
     """By the section `debias` of a config; None in arms without calibration."""
     settings = asdict(cfg.debias)
-    kind = settings.pop("kind")
+    kind, _ = settings.pop("kind"), settings.pop("wait")  # the loop waits, or does not
     if kind == "none":
         return None
     return IsotonicDebiaser.released() if kind == "released" else IsotonicDebiaser(kind, **settings)

@@ -91,6 +91,8 @@ class Loop:
         self.late = LateAnchors(self.lag)
         if self.score is not None and self.debias is None:
             raise ValueError("a score that is no reward needs a calibration")
+        if self.score is not None and not self.cfg.debias.wait:
+            raise ValueError("a score that is no reward has to wait for its calibration")
 
     def _begin(self, step: int) -> Begun:
         """Draws the groups of an update, starts its anchors and imagines meanwhile."""
@@ -193,7 +195,7 @@ class Loop:
         anchor = np.array([g.anchor for g in groups])
         rewards = np.where(anchor[:, None], r_env, f)
         advantages, zero_spread = group_advantages(rewards, np.isfinite(rewards), cfg.grpo.advantage_scale)
-        wm_ok = self.debias is None or self.debias.ready or cfg.anchors.fraction == 0
+        wm_ok = self.debias is None or self.debias.ready or not cfg.debias.wait or cfg.anchors.fraction == 0
         weights = self.fusion.weights(int(anchor.sum()), int((~anchor).sum()), wm_ok)
         factors = np.where(anchor, weights.anchor, weights.wm)
 

@@ -10,10 +10,11 @@ from text_agents.autoresearch import judges
 from text_agents.autoresearch.execute import Executed
 from text_agents.autoresearch.outcomes import prediction_of
 from text_agents.autoresearch.pipeline import Spec
-from text_agents.autoresearch.rollouts import prepare
+from text_agents.autoresearch.rollouts import Verdict, prepare
 from text_agents.autoresearch.sandbox import Limits
 from text_agents.autoresearch.tasks import load_task
 from vla_wmrl.errors import UserError
+from vla_wmrl.types import Start
 from vla_wmrl.world_model.language import Case
 
 KEYS = [(0, i) for i in range(400)]
@@ -108,6 +109,80 @@ def test_a_missing_prediction_is_a_missing_reward(task):
     judge = judges.WorldJudge(Oracle(None), "brief")
     [verdict] = judge([task], texts("ridge"), KEYS[:1])
     assert verdict.status == "ungraded" and np.isnan(verdict.reward) and judge.missing == 1
+
+
+def rollout(number, *programs):
+    """An executed trajectory of (text, status, reward)."""
+    said = tuple(text for text, _, _ in programs)
+    verdicts = tuple(Verdict(status, reward, float("nan")) for _, status, reward in programs)
+    return SimpleNamespace(start=Start(number, 0), texts=said, verdicts=verdicts)
+
+
+class Learner:
+    """A predictor that is sure of what it was told, and of failure otherwise."""
+
+    def __init__(self):
+        self.told = []
+
+    def learn(self, rows):
+        self.told += rows
+
+    def predict(self, cases):
+        valid = [any(row["code"] == case.code and row["status"] == "valid" for row in self.told) for case in cases]
+        return [prediction_of(np.eye(4)[3 if v else 1], np.full(4, 0.25)) for v in valid]
+
+
+def test_what_the_world_model_has_said_is_forgotten_when_it_learns(task):
+    ridge, knn, lasso = texts("ridge", "knn", "lasso")
+    judge = judges.WorldJudge(Learner(), "brief")
+    assert judge([task], [ridge], KEYS[:1])[0].status == "runtime_error"
+    executed = rollout(
+        0, (ridge, "valid", 0.8), (knn, "ungraded", float("nan")), (ridge, "valid", 0.8), (lasso, "no_submission", 0.2)
+    )
+    judge.learn([task], [executed, executed])
+    told = [(row["task"], row["status"], row["reward"]) for row in judge.predictor.told]
+    assert told == [(task.name, "valid", 0.8), (task.name, "no_submission", 0.2)], (
+        "ungraded is no outcome, and equal programs are one"
+    )
+    assert judge([task], [ridge], KEYS[:1])[0].status == "valid"
+    judge.learn([task], [executed])
+    assert len(judge.predictor.told) == 2, "the second time teaches nothing"
+
+
+def test_a_resumed_judge_knows_what_it_had_learnt(task):
+    judge, again = judges.WorldJudge(Learner(), "brief"), judges.WorldJudge(Learner(), "brief")
+    judge.learn([task], [rollout(0, (texts("ridge")[0], "valid", 0.8))])
+    again.load_state_dict(judge.state_dict(), [task])
+    assert again.predictor.told == judge.predictor.told and again.state_dict() == judge.state_dict()
+
+
+def test_the_past_of_a_task_is_left_out_only_where_folds_say_so_and_its_own_run_never(monkeypatch):
+    fitted = []
+
+    class Spy:
+        def __init__(self, form):
+            pass
+
+        def fit(self, cases, statuses, rewards):
+            fitted.append(([c.code for c in cases], statuses, rewards))
+            return self
+
+        def predict(self, cases):
+            return [None] * len(cases)
+
+    monkeypatch.setattr(judges, "OutcomeModel", Spy)
+    texts_of = {"description": "d", "inventory": "i", "brief": "b", "report": ""}
+    past = [{"task": n, **texts_of, "code": f"past = {n!r}", "status": "valid", "reward": 0.7} for n in ("a", "b")]
+    now = {"task": "a", **texts_of, "code": "now = 1", "status": "runtime_error", "reward": 0.1}
+    for folds, seen in ((1, ["past = 'a'", "past = 'b'"]), (2, ["past = 'b'"])):
+        fitted.clear()
+        world = judges.PastOutcomes(pd.DataFrame(past), ["a", "b"], folds)
+        asked = [Case("a", "d", "i", "b", "x = 1")]
+        world.predict(asked), world.predict(asked)
+        world.learn([now])
+        world.predict(asked)
+        assert [codes for codes, _, _ in fitted] == [seen, [*seen, "now = 1"]]
+        assert fitted[-1][1][-1] == "runtime_error" and fitted[-1][2][-1] == 0.1
 
 
 def test_a_task_is_never_predicted_by_a_model_that_has_seen_it(monkeypatch):

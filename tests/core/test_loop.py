@@ -1,6 +1,7 @@
 """The loop and the learner with a Gaussian toy policy: what enters the gradient, what calibrates what, what resumes."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -348,6 +349,20 @@ def test_the_ratio_of_late_rollouts_is_to_the_policy_that_sampled_them():
     assert abs(found - expected) < 1e-6 and expected > 1e-3
     learner._lend(now)
     assert learner.update(group, advantages, valid, 4, (start, ~valid))["log_ratio_abs_max"] < 1e-6
+
+
+def test_imagined_groups_wait_for_the_calibration_unless_they_are_told_not_to():
+    """A score that is a reward can train before there are pairs enough, as in the papers; another one never."""
+    waiting, eager = (make(debias=IsotonicDebiaser(min_pairs=20)) for _ in range(2))
+    eager.cfg.debias.wait = False
+    first = eager.step(0)
+    assert waiting.step(0)["loss/skipped"] == 1.0 and first["loss/skipped"] == 0.0
+    assert (first["fusion/weight_wm"], first["fusion/weight_anchor"]) == (1.0, 1.0) and first["fusion/groups"] == 0.0
+    for step in (1, 2, 3):
+        metrics = eager.step(step)
+    assert eager.debias.ready and metrics["fusion/groups"] > 0, "residuals count from when there is a calibration"
+    with pytest.raises(ValueError, match="has to wait"):
+        replace(eager, score=eager.reward)
 
 
 def test_late_anchors_wait_for_the_calibration_as_others_do():

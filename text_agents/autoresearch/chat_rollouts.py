@@ -49,7 +49,7 @@ class _Growing:
     stop: StopReason = "running"
 
     def finish(self, source: Source) -> ChatRollout:
-        graded = Judged.best_of(self.verdicts)
+        graded = Judged.best_of(self.verdicts, self.texts)
         base = self.transcript.finish(
             self.start.init_id,
             self.member,

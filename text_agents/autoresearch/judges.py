@@ -107,6 +107,9 @@ class SandboxJudge:
             self.file.close()
 
 
+Outcomes = dict[tuple[str, str], tuple[str, float]]  # (task, text) -> (status, reward)
+
+
 class Predictor(Protocol):
     """A world model: a prediction a case, None where it is missing."""
 
@@ -125,6 +128,7 @@ class WorldJudge:
         self.texts: dict[str, tuple[str, str]] = {}  # task -> (description, inventory)
         self.known: dict[tuple[str, str], Prediction | None] = {}
         self.missing = 0
+        self.learnt: Outcomes = {}
 
     def case(self, task: ResearchTask, text: str) -> Case:
         if task.name not in self.texts:
@@ -147,8 +151,37 @@ class WorldJudge:
         found = []
         for rollout in group:
             own = [tasks[rollout.start.task_id]] * len(rollout.texts)
-            found.append(Judged.best_of(self(own, rollout.texts, [(0,)] * len(own))))
+            found.append(Judged.best_of(self(own, rollout.texts, [(0,)] * len(own)), rollout.texts))
         return np.array(found)
+
+    def learn(self, tasks: Sequence[ResearchTask], executed: Sequence[Judged]) -> None:
+        """Have the predictor fitted again with what became of executed trajectories; a program counts once.
+
+        Call it after their update: a pair of the calibration is a judgement from before its outcome was seen."""
+        found = {
+            (tasks[r.start.task_id].name, text): (v.status, v.reward)
+            for r in executed
+            for text, v in zip(r.texts, r.verdicts, strict=True)
+            if v.status != "ungraded"
+        }
+        if new := {pair: outcome for pair, outcome in found.items() if pair not in self.learnt}:
+            self._teach(tasks, new)
+            self.known.clear()
+        self.learnt |= new
+
+    def state_dict(self) -> dict:
+        """What it has learnt: lists of task, text, status, reward."""
+        return {"learnt": [[*pair, *outcome] for pair, outcome in self.learnt.items()]}
+
+    def load_state_dict(self, state: dict, tasks: Sequence[ResearchTask]) -> None:
+        self.learnt = {(name, text): (status, reward) for name, text, status, reward in state["learnt"]}
+        if self.learnt:
+            self._teach(tasks, self.learnt)
+
+    def _teach(self, tasks: Sequence[ResearchTask], outcomes: Outcomes) -> None:
+        by_name = {t.name: t for t in tasks}
+        rows = [asdict(self.case(by_name[n], x)) | {"status": s, "reward": r} for (n, x), (s, r) in outcomes.items()]
+        self.predictor.learn(rows)
 
     def counts(self) -> dict[str, int]:
         """Predictions that are missing, and what a language model's answers were like: asked, broken, retried, too long."""
@@ -162,17 +195,19 @@ class WorldJudge:
         status = STATUSES[min(int(np.searchsorted(np.cumsum(prediction.p_status), uniform, side="right")), 3)]
         rank = float(prediction.p_bucket @ BUCKET_RANKS) if status == "valid" else float("nan")
         told = next((o.feedback for o in prediction.outcomes if o.status == status), "")
-        return Verdict(status, prediction.reward, rank, feedback=told)
+        return Verdict(status, prediction.reward, rank, feedback=told, chances=tuple(prediction.chances.tolist()))
 
 
 class PastOutcomes:
-    """`OutcomeModel`s fitted on executions of *other* tasks: the task at hand is as new to its world model as it would be
-    to a language model. One model a fold of the training tasks, fitted when first asked."""
+    """`OutcomeModel`s fitted on past executions. With two folds of the training tasks or more, on those of *other* tasks: the
+    task at hand is as new to its world model as it would be to a language model. With one, on all of them. A held-out task
+    is new to it either way. Fitted when first asked."""
 
     def __init__(self, rows: pd.DataFrame, tasks: Sequence[str], folds: int = 4, form: str = "boosting"):
         """rows: of `fidelity.read_rows`, those of `tasks` and of other tasks; held-out tasks' rows must not be among
-        them."""
+        them. folds: of the training tasks; a task is predicted by a fit on the other folds."""
         self.rows, self.folds, self.form = rows, folds, form
+        self.own: list[dict] = []  # of `learn`
         self.fold = {name: i % folds for i, name in enumerate(sorted(tasks))}
         self.models_: dict[int, OutcomeModel] = {}
         # what the past cost the sandbox: once, for every run that uses it
@@ -180,15 +215,23 @@ class PastOutcomes:
 
     def predict(self, cases: Sequence[Case]) -> list[Prediction | None]:
         found: list[Prediction | None] = [None] * len(cases)
-        fold = [self.fold.get(case.task, -1) for case in cases]  # a task without rows here is new to all of them
+        other = 0 if self.folds == 1 else -1  # a task without rows here is new to all of them
+        fold = [self.fold.get(case.task, other) for case in cases]
         for k in dict.fromkeys(fold):
             index = [i for i, f in enumerate(fold) if f == k]
             for i, prediction in zip(index, self._model(k).predict([cases[i] for i in index]), strict=True):
                 found[i] = prediction
         return found
 
+    def learn(self, rows: Sequence[dict]) -> None:
+        """Executions of the run itself, of any training task (fields of `Case`, status, reward): every model is fitted again
+        with all of them when it is next asked."""
+        self.own += rows
+        self.models_.clear()
+
     def _model(self, fold: int) -> OutcomeModel:
         if fold not in self.models_:
-            rows = self.rows[[self.fold.get(t, -2) != fold for t in self.rows["task"]]]
+            rows = self.rows[[self.folds == 1 or self.fold.get(t, -2) != fold for t in self.rows["task"]]]
+            rows = pd.concat([rows, pd.DataFrame(self.own)], ignore_index=True) if self.own else rows
             self.models_[fold] = OutcomeModel(self.form).fit(cases_of(rows), rows["status"].tolist(), rows["reward"].tolist())
         return self.models_[fold]

@@ -16,6 +16,7 @@ from text_agents.autoresearch.spec_policy import SpecPolicy, State, task_vector
 from text_agents.autoresearch.tasks import Task
 from text_agents.autoresearch.vocabulary import MAX_CHOICES
 from vla_wmrl.types import Source, Start
+from vla_wmrl.world_model.language import REWARDS
 
 _TOKENS, WORLD = 0x5EC1, 0x5EC2  # streams of the random numbers
 
@@ -25,6 +26,7 @@ class Verdict:
     """What one program came to: reward on the ladder (NaN: ungraded), HumanRank (NaN unless valid).
 
     seconds: computing time it cost in the sandbox; 0 in a world model. feedback: for agents that read.
+    chances: of a world model, how likely each of `language.REWARDS` is [7]; () of what really ran.
     """
 
     status: scoring.Status
@@ -32,6 +34,7 @@ class Verdict:
     rank: float
     seconds: float = 0.0
     feedback: str = ""
+    chances: tuple[float, ...] = ()
 
 
 class Judge(Protocol):
@@ -75,9 +78,17 @@ class Judged:
     reward: float | None
 
     @staticmethod
-    def best_of(verdicts: Sequence[Verdict]) -> float:
-        """Reward of a trajectory: the best graded turn's, NaN without one."""
-        return scoring.trajectory_reward([v.reward for v in verdicts])
+    def best_of(verdicts: Sequence[Verdict], texts: Sequence[str]) -> float:
+        """Reward of a trajectory with programs `texts`: the best graded turn's, NaN without one.
+
+        Of predicted turns, the expectation of the best, as if the outcomes of different programs were independent: the best
+        of the expectations is blind to second attempts, and too low for whoever hedges. A program that comes twice has one
+        outcome."""
+        chances = {text: v.chances for text, v in zip(texts, verdicts, strict=True) if v.chances}
+        if not chances:
+            return scoring.trajectory_reward([v.reward for v in verdicts])
+        at_most = np.prod(np.cumsum(list(chances.values()), axis=1), axis=0)  # P(no program is worth more)
+        return float(np.diff(at_most, prepend=0.0) @ REWARDS)
 
     @property
     def percentile(self) -> float:
@@ -117,7 +128,7 @@ class SpecRollout(Judged):
     @property
     def reward(self) -> float:
         """The best graded turn's, NaN without one."""
-        return self.best_of(self.verdicts)
+        return self.best_of(self.verdicts, self.texts)
 
 
 def roll(

@@ -98,7 +98,8 @@ class Run:
 
     def state_dict(self, step: int) -> dict:
         counts = {"seconds": self.sandbox.seconds, "asked": self.sandbox.asked, "ran": self.sandbox.ran}
-        return {"step": step, "loop": self.loop.state_dict(), "sandbox": counts, "rng": checkpoint.rng_state()}
+        world = {} if self.world is None else self.world.state_dict()
+        return {"step": step, "loop": self.loop.state_dict(), "sandbox": counts, "world": world, "rng": checkpoint.rng_state()}
 
     def load(self) -> int:
         """Restores the newest checkpoint, if the run has one; returns the updates done."""
@@ -109,6 +110,8 @@ class Run:
         self.loop.load_state_dict(state["loop"])
         for name, value in state["sandbox"].items():
             setattr(self.sandbox, name, value)
+        if self.world is not None:
+            self.world.load_state_dict(state.get("world", {"learnt": []}), self.tasks)
         checkpoint.set_rng_state(state["rng"])
         return int(state["step"])
 
@@ -142,6 +145,8 @@ class Run:
         """After update `step`: account for the sandbox, log, save."""
         ledger = self.loop.ledger
         ledger.add_worker_seconds("sandbox_anchors", sum(r.seconds for r in self.loop.executed))
+        if self.cfg.world_model.learn and self.world is not None and self.loop.executed:
+            self.world.learn(self.tasks, self.loop.executed)
         metrics |= ledger.metrics() | {"sandbox/asked": self.sandbox.asked, "sandbox/ran": self.sandbox.ran}
         if self.world is not None:
             metrics |= {f"wm/{name}": float(count) for name, count in self.world.counts().items()}

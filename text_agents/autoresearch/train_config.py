@@ -63,13 +63,15 @@ class OutcomeModelConfig:
     kind: Literal["outcomes", "language", "none"] = "outcomes"  # fitted to past executions, a language model, or none
     data: str | None = "results/autoresearch/fidelity.jsonl.gz"  # past executions (benchmarks/research_fidelity.py)
     form: Literal["boosting", "forest"] = "boosting"
-    folds: int = 4  # a task is predicted by a model that has seen the other folds' tasks only
+    folds: int = 4  # a task is predicted by a model of the past of other folds' tasks only; 1: of all training tasks
+    learn: bool = False  # fitted again after every update, with what became of the anchors
     path: str | None = None  # language: checkpoint folder or name; null: the packaged SmolLM2-135M
     url: str | None = None  # language: address of an OpenAI-compatible server, e.g. http://localhost:8000/v1
     max_tokens: int = 512  # language: of an answer
 
     def validate(self) -> None:
-        require(self.folds >= 2, f"world_model.folds={self.folds} must be at least 2")
+        require(self.folds >= 1, f"world_model.folds={self.folds} must be at least 1")
+        require(not self.learn or self.kind != "language", "world_model.learn: a language model trains by `research world`")
         require(self.kind != "outcomes" or self.data is not None, "world_model.data: name a file of past executions")
         require(self.max_tokens >= 64, f"world_model.max_tokens={self.max_tokens}: an answer needs at least 64")
 
@@ -139,6 +141,11 @@ class ResearchTrainConfig:
         require(len(self.tasks) > 0, "no task: pass --tasks")
         arms.check_arm(self)
         late = self.policy.kind == "spec" or self.anchors.lag == 0
+        require(
+            not self.world_model.learn or self.anchors.lag == 0,
+            f"anchors.lag={self.anchors.lag} with world_model.learn: on a resume, groups that were imagined would be imagined "
+            "again by a world model that knows more",
+        )
         require(late, "anchors.lag: a chat model's anchors cannot be late, it is one network that writes for all groups")
         require(
             self.anchors.minimum + (self.anchors.lag > 0) <= self.grpo.n_groups,

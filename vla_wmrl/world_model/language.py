@@ -31,6 +31,7 @@ VALID_FLOOR = 0.5  # a valid submission is worth this and half its HumanRank on 
 BUCKETS = ("low", "fair", "mid", "high")
 CUTS = (0.1, 0.3, 0.6)  # of HumanRank, between the buckets
 BUCKET_RANKS = np.array([0.05, 0.20, 0.45, 0.75])  # the HumanRank that a bucket stands for
+REWARDS = np.array([0.0, 0.1, 0.2, *(VALID_FLOOR + (1 - VALID_FLOOR) * BUCKET_RANKS)])  # what a prediction can come to, rising
 MAX_TASK_CHARS, MAX_CODE_CHARS, MAX_FEEDBACK, MAX_REASON = 4000, 8000, 420, 300
 
 SCHEMA = {
@@ -113,6 +114,11 @@ class Prediction:
     def reward(self) -> float:
         """Expected reward on the ladder, in [0, 1]."""
         return float(self.p_status @ ladder_values(self.p_bucket))
+
+    @property
+    def chances(self) -> np.ndarray:
+        """How likely each of `REWARDS` is [7]: statuses that are not valid, then the buckets of a valid one."""
+        return np.concatenate([self.p_status[:3], self.p_status[3] * self.p_bucket])
 
     @property
     def reward_top(self) -> float:
