@@ -24,10 +24,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cells import run_cell
-from vla_wmrl.stats import paired_difference
+from vla_wmrl.stats import Difference, paired_difference
 from vla_wmrl.tracking import read_jsonl, write_json
 
 ARMS = ("real", "wm", "mix", "debias", "denoise", "wmrl")
+DIFFERENCES = (*((arm, "before") for arm in ARMS), ("wmrl", "mix"), ("wmrl", "wm"), ("debias", "mix"), ("denoise", "mix"))
 
 
 def rows_of(arm: str, seed: int, trajectories: list[dict], sandbox_s: float, wall_s: float) -> list[dict]:
@@ -54,13 +55,12 @@ def cell_rows(folder: Path) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Mean percentile of held-out tasks by arm, and its paired difference from real execution on the same seeds."""
+    """Mean percentile of held-out tasks by arm, its paired difference from real execution on the same seeds, and others."""
     lines = [
         "| arm | seeds | held-out percentile | less real | 95 % interval (tasks) | sandbox s | share of real's | wall s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     held = [r for r in rows if r["held_out"] and r["percentile"] is not None]
-    real = {(r["seed"], r["task"]): r for r in held if r["arm"] == "real"}
     for arm in ("before", *ARMS):
         own = [r for r in held if r["arm"] == arm]
         if not own:
@@ -68,17 +68,37 @@ def table(rows: list[dict]) -> str:
         mean = np.mean([r["percentile"] for r in own])
         cells = {r["seed"]: r for r in own}
         sandbox, wall = (np.mean([r[k] for r in cells.values()]) for k in ("sandbox_s", "wall_s"))
-        pairs = [(real[r["seed"], r["task"]], r) for r in own if (r["seed"], r["task"]) in real]
         difference, interval, share = "", "", ""
-        if pairs and arm != "real":
-            a, b = (np.array([p[i]["percentile"] for p in pairs]) for i in (0, 1))
-            found = paired_difference(a, b, np.array([r["task"] for _, r in pairs]))
+        found = None if arm == "real" else less(rows, arm, "real")
+        if found is not None:
             difference, interval = f"{found.value:+.1f}", f"[{found.low:+.1f}, {found.high:+.1f}]"
-            share = f"{sum(b['sandbox_s'] for _, b in pairs) / sum(a['sandbox_s'] for a, _ in pairs):.0%}"
+            spent = {r["seed"]: r["sandbox_s"] for r in held if r["arm"] == "real" and r["seed"] in cells}
+            share = f"{sum(cells[s]['sandbox_s'] for s in spent) / sum(spent.values()):.0%}"
         lines.append(
             f"| {arm} | {len(cells)} | {mean:.1f} | {difference} | {interval} | {sandbox:.0f} | {share} | {wall:.0f} |"
         )
+    lines += ["", "| held-out percentile | difference | 95 % interval (tasks) | seeds |", "|---|---|---|---|"]
+    for arm, other in DIFFERENCES:
+        if (found := less(rows, arm, other)) is not None:
+            seeds = {r["seed"] for r in held if r["arm"] == arm} & {r["seed"] for r in held if r["arm"] == other}
+            lines.append(f"| {arm} less {other} | {found.value:+.1f} | [{found.low:+.1f}, {found.high:+.1f}] | {len(seeds)} |")
     return "\n".join(lines) + "\n"
+
+
+def less(rows: list[dict], arm: str, other: str) -> Difference | None:
+    """How far `arm` is above `other` on held-out tasks, paired by seed and task, with an interval over tasks; None unpaired."""
+    by_arm = [
+        {
+            (r["seed"], r["task"]): r["percentile"]
+            for r in rows
+            if r["arm"] == a and r["held_out"] and r["percentile"] is not None
+        }
+        for a in (other, arm)
+    ]
+    keys = [key for key in by_arm[1] if key in by_arm[0]]
+    if not keys:
+        return None
+    return paired_difference(*(np.array([own[key] for key in keys]) for own in by_arm), np.array([task for _, task in keys]))
 
 
 def curve(runs: Path, arm: str, name: str) -> np.ndarray:

@@ -45,7 +45,10 @@ def test_rows_and_table_of_the_cells_that_are_there(ablation, tmp_path):
     lines = (out / "table.md").read_text().splitlines()
     assert lines[2].startswith("| before | 1 | 40.0 |") and lines[3].startswith("| real | 2 | 62.0 |")
     assert lines[4].startswith("| wmrl | 1 | 63.0 | +3.0 | [+3.0, +3.0] | 50 | 25% |"), "compared with another seed's real run"
-    assert len(lines) == 5
+    assert lines[5] == "" and lines[8:] == [  # after two lines of head
+        "| real less before | +20.0 | [+20.0, +20.0] | 1 |",
+        "| wmrl less before | +23.0 | [+23.0, +23.0] | 1 |",
+    ], "differences of arms that share no seed and task"
     assert (out / "curves.png").stat().st_size > 10_000
 
 
