@@ -31,6 +31,7 @@ def load(*argv, cls=TrainConfig, **kwargs):
         (["--grpo.group_size=1"], "at least 2 rollouts"),
         (["--grpo.group_size=many"], "grpo.group_size"),
         (["--groups.kind=brnach"], "branch"),
+        (["--groups.score=margin", "--debias.wait=false"], "is no reward"),
         (["--eval.init_ids=50"], "ids run from 0 to 49"),
         (["--env.init_ids=2000"], "ids run from 0 to 1999"),
         (["--env.split=official"], "share 50 initial states"),

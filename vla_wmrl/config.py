@@ -347,6 +347,10 @@ class TrainConfig:
             "groups.reward=next",
         )
         require(
+            self.groups.score == "reward" or self.debias.wait,
+            "groups.score=margin is no reward: with debias.wait=false imagined groups would train on it before it is calibrated",
+        )
+        require(
             self.anchors.minimum <= self.grpo.n_groups,
             f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
         )

@@ -1,9 +1,9 @@
 """A world model that learns from past outcomes: what can be read off a program without running it, and what became of
 programs like it.
 
-It is the CPU default in a language model's place. Fitted on the executions of other tasks, it knows which pipelines
-fail and which do well in general, and nothing of the task at hand beyond its facts: so it is right often, and wrong
-in ways that depend on the task, as a language model is.
+It is the CPU default in a language model's place. Fitted on the executions of other tasks alone, it knows which
+pipelines fail and which do well in general, and nothing of the task at hand beyond its facts: so it is right often, and
+wrong in ways that depend on the task, as a language model is.
 
 `program_facts` reads the syntax tree (calls, their arguments, names that nothing binds, files, what is written),
 `task_facts` the description and the inventory (metric, sizes, strings, gaps). Both are dicts of numbers, so that code
