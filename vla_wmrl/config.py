@@ -348,7 +348,7 @@ class TrainConfig:
         )
         require(
             self.groups.score == "reward" or self.debias.wait,
-            "groups.score=margin is no reward: with debias.wait=false imagined groups would train on it before it is calibrated",
+            "groups.score=margin is no reward: with debias.wait=false imagined groups would train on it uncalibrated",
         )
         require(
             self.anchors.minimum <= self.grpo.n_groups,
