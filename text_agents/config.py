@@ -68,7 +68,7 @@ class PlayConfig:
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "valid_unseen"
     limit: int | None = None  # this many games, spread over the split; null: all
     task_types: list[str] = field(default_factory=list)  # only these; empty: all six
-    agent: Literal["walkthrough", "random", "model"] = "random"
+    agent: Literal["walkthrough", "returning", "random", "model"] = "random"
     list_commands: bool = True  # admissible commands are in the model's prompt
     max_steps: int = 30  # commands an episode may take
     seed: int = 0
@@ -114,7 +114,7 @@ class TripletsConfig:
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
     limit: int | None = None  # this many games, spread over the split; null: all
-    agent: Literal["walkthrough", "random", "model"] = "model"
+    agent: Literal["walkthrough", "returning", "random", "model"] = "model"  # returning: the walkthrough, with ways back
     rollouts: int = 3  # episodes a game (RWML: 3)
     max_steps: int = 30  # commands an episode may take
     keep_invalid: float = 1.0  # share of triplets with invalid actions that is kept
