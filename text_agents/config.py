@@ -221,6 +221,7 @@ class HeldOutSection:
     after: bool = True  # evaluate the trained one
     every: int = 0  # updates between evaluations; 0: none
     batch: int = 16  # prompts answered at once, also by the too-easy filter
+    retold: bool = False  # the prompts' observations in other words (lists in another order): a probe of what was learnt
 
     def validate(self) -> None:
         require(min(self.limit, self.batch) >= 1, "eval.limit and eval.batch start at 1")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from text_agents.config import RwmlConfig
 from text_agents.language_policy import LanguagePolicy
-from text_agents.rwml import known, prompts, rewards, triplets
+from text_agents.rwml import calibrate, known, prompts, rewards, triplets
 from text_agents.rwml.triplets import Triplet
 from text_agents.transcripts import fit_history
 from vla_wmrl.errors import require
@@ -63,18 +65,25 @@ def evaluate(
     with Progress(len(held), f"evaluate {label}", done=len(held) - len(rest)) as progress:
         for first in range(0, len(rest), cfg.eval.batch):
             part = rest[first : first + cfg.eval.batch]
-            asked = [prompt_ids(policy, t, cfg) for t in part]
+            asked = [prompt_ids(policy, retold(t) if cfg.eval.retold else t, cfg) for t in part]
             replies = policy.sample([p for p, _ in asked], 1, cfg.model.max_new_tokens, greedy=True)
             texts = [policy.chat.decode(reply.token_ids) for reply in replies]
             for row in judge(part, texts, embedder, cfg):
                 i = row.pop("index")
                 shown = recent(part[i], cfg)[asked[i][1] :]
                 row |= {"ended": replies[i].ended, "tokens": len(replies[i].token_ids), "dropped_turns": asked[i][1]}
-                row |= {"known": known.foretell(part[i], shown)[1]}
+                row |= dict(zip(("foretold", "known"), known.foretell(part[i], shown), strict=True))
                 out.write(row)
             progress.update(len(part))
     out.close()
     return summary(read_jsonl(path))
+
+
+def retold(triplet: Triplet) -> Triplet:
+    """The triplet with the observations of its prompt in other words; the same words whenever it is asked for."""
+    rng = np.random.default_rng(int(triplet.id[:12], 16))
+    turns = [(action, calibrate.retold(seen, rng)) for action, seen in triplet.turns]
+    return replace(triplet, history=json.dumps(turns), observation=calibrate.retold(triplet.observation, rng))
 
 
 def judge(held: Sequence[Triplet], outputs: Sequence[str], embedder: rewards.Embedder, cfg: RwmlConfig) -> list[dict]:
