@@ -7,7 +7,7 @@ Seconds are CPU seconds of the process, so that other work on the machine change
     python benchmarks/alfworld_speed.py --data=$ALFWORLD_DATA --games=50 --steps=25 --output_dir results/alfworld_speed
 
 Games already in the output's episodes.jsonl are skipped, so the comparison can be made in parts (--limit). Memory:
-after the walks, games of the split (at most 200) are loaded and walked 5 steps on our engine, with the resident size.
+after the walks, --memory games of --memory_split are loaded and walked 5 steps on our engine, with the resident size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from text_agents import alfworld_stock as stock
@@ -66,7 +67,7 @@ def compare(game, args) -> dict:
 
 
 def memory(split: str, data: str | None, limit: int) -> dict:
-    """Resident MB before and after loading and walking games one after the other."""
+    """Resident MB while games are loaded and walked one after the other, and its growth over the second half."""
     process = psutil.Process()
     sizes = []
     for i, game in enumerate(find_games(split, data, limit=limit)):
@@ -74,7 +75,12 @@ def memory(split: str, data: str | None, limit: int) -> dict:
         game.release()
         if i % 10 == 9:
             sizes.append(round(process.memory_info().rss / 2**20, 1))
-    return {"games": i + 1, "mb_every_10_games": sizes}
+    half = sizes[len(sizes) // 2 :]
+    slope = float(np.polyfit(np.arange(len(half)) * 10, half, 1)[0]) if len(half) > 1 else float("nan")
+    return {
+        "split": split, "games": i + 1, "mb_every_10_games": sizes, "peak_mb": max(sizes, default=float("nan")),
+        "mb_per_game_second_half": slope,
+    }  # fmt: skip
 
 
 def summary(rows: list[dict], args) -> dict:
@@ -103,6 +109,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="compare this many new games, then stop")
     parser.add_argument("--memory", type=int, default=200, help="games of the memory check; 0: none")
+    parser.add_argument("--memory_split", default="train")
     parser.add_argument("--output_dir", default="results/alfworld_speed")
     args = parser.parse_args()
     folder = Path(args.output_dir)
@@ -119,7 +126,7 @@ def main() -> None:
             print(f"{len(rows)}/{len(games)} equal={rows[-1]['equal']} {game.name}", flush=True)
     found = summary(rows, args) | {"games_hash": games_hash(games)}
     if args.memory:
-        found["memory"] = memory(args.split, args.data, args.memory)
+        found["memory"] = memory(args.memory_split, args.data, args.memory)
     write_json(folder / "summary.json", found)
     print(json.dumps(found, indent=1))
 

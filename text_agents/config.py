@@ -113,7 +113,7 @@ class TripletsConfig:
     task_split: str = "train"  # of tau2: official split of each domain
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
-    limit: int | None = None  # this many games, spread over the split; null: all
+    limit: int | None = None  # this many games or tasks, spread over the split; null: all
     agent: Literal["walkthrough", "returning", "random", "model"] = "model"  # returning: the walkthrough, with ways back
     rollouts: int = 3  # episodes a game (RWML: 3)
     max_steps: int = 30  # commands an episode may take

@@ -71,7 +71,9 @@ def _collect_alfworld(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
 
 
 def _collect_tau2(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
-    tasks = [Tau2Task(d, i) for d in cfg.domains for i in tau2_data.task_ids(d, cfg.task_split)][: cfg.limit]
+    tasks = [Tau2Task(d, i) for d in cfg.domains for i in tau2_data.task_ids(d, cfg.task_split)]
+    if cfg.limit is not None and cfg.limit < len(tasks):  # of every domain
+        tasks = [tasks[i * len(tasks) // cfg.limit] for i in range(cfg.limit)]
     found = []
     with Progress(len(tasks), "tasks") as progress:
         for task in tasks:
