@@ -51,15 +51,23 @@ def prompt_ids(policy: LanguagePolicy, triplet: Triplet, cfg: RwmlConfig) -> tup
 
 
 def evaluate(
-    policy: LanguagePolicy, held: Sequence[Triplet], embedder: rewards.Embedder, cfg: RwmlConfig, path: str | Path, label: str
+    policy: LanguagePolicy,
+    held: Sequence[Triplet],
+    embedder: rewards.Embedder,
+    cfg: RwmlConfig,
+    path: str | Path,
+    label: str,
+    updates: int = 0,
 ) -> dict[str, float]:
     """Predicts every triplet once, greedily, writes a line each to `path`, returns the summary; goes on where it stopped.
+
+    updates: of the model; lines of one with fewer, or of a prompt in other words, are not gone on from.
 
     accuracy: mean reward; exact: the very words; tagged: has <next_state>; low, high: 95 % Wilson interval of accuracy;
     accuracy_known: of next states that the prompt determines (`known`), by the action alone or by what was seen before.
     """
-    ids = {t.id for t in held}
-    out = JsonLines(path, keep=lambda row: row["id"] in ids)
+    ids, same = {t.id for t in held}, {"updates": updates, "retold": cfg.eval.retold}
+    out = JsonLines(path, keep=lambda row: row["id"] in ids and all(row.get(k) == v for k, v in same.items()))
     done = {row["id"] for row in read_jsonl(path)}
     rest = [t for t in held if t.id not in done]
     with Progress(len(held), f"evaluate {label}", done=len(held) - len(rest)) as progress:
@@ -72,7 +80,7 @@ def evaluate(
                 i = row.pop("index")
                 shown = recent(part[i], cfg)[asked[i][1] :]
                 row |= {"ended": replies[i].ended, "tokens": len(replies[i].token_ids), "dropped_turns": asked[i][1]}
-                row |= dict(zip(("foretold", "known"), known.foretell(part[i], shown), strict=True))
+                row |= same | dict(zip(("foretold", "known"), known.foretell(part[i], shown), strict=True))
                 out.write(row)
             progress.update(len(part))
     out.close()
