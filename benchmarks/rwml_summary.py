@@ -1,18 +1,20 @@
 """Rows of results/rwml from run folders of `vla-wmrl text rwml`, beside what phrases without facts score. Run:
 
     python benchmarks/rwml_summary.py --runs base=RUN/eval_before "WM SFT=RUN/eval_after" --train_env_steps=1800 \\
-        --output_dir results/rwml
+        --agent=random --output_dir results/rwml
 
-NAME=FILE names an evaluation (without .jsonl). All must be of the same triplets. Accuracy is given at each --taus; the first
-is the one trained on. Differences to the first evaluation are paired (McNemar, exact). Beside all triplets: those whose
-next state the prompt determines (`text_agents.rwml.known`), and of these the ones that need what was seen before. "memory"
-is that rule's own prediction, "phrases" where it has none. Without tags there is no prediction; "_untagged_too" takes a
-whole reply as one where there are none.
+NAME=FILE names an evaluation (without .jsonl). All must be of the same triplets; rows and lines of other agents (whose
+triplets they are), seeds and splits that the output has are kept. Accuracy is given at each --taus; the first is the one
+trained on. Differences to the first evaluation are paired (McNemar, exact). Beside all triplets: those whose next state
+the prompt determines (`text_agents.rwml.known`), and of these the ones that need what was seen before. "memory" is that
+rule's own prediction, "phrases" where it has none. Without tags there is no prediction; "_untagged_too" takes a whole
+reply as one where there are none.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--taus", nargs="+", type=float, default=[0.1, 0.2])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--split", default="valid_unseen")
+    parser.add_argument("--agent", default="returning", help="whose triplets these are")
     parser.add_argument("--train_env_steps", type=int, required=True)
     parser.add_argument("--output_dir", type=Path, required=True)
     args = parser.parse_args()
@@ -67,7 +70,7 @@ def main() -> None:
     def add(method: str, metric: str, right: np.ndarray, **more) -> None:
         low, high = stats.wilson(int(right.sum()), len(right))
         table.append({
-            "env": "alfworld", "method": method, "seed": args.seed, "split": args.split, "metric": metric,
+            "env": "alfworld", "agent": args.agent, "method": method, "seed": args.seed, "split": args.split, "metric": metric,
             "value": float(right.mean()), "low": low, "high": high, "n": len(right),
             "train_env_steps": 0 if method in rules else args.train_env_steps, **more,
         })  # fmt: skip
@@ -87,14 +90,16 @@ def main() -> None:
     whole = [rows[i]["predicted"] or (rows[i]["output"] or "").rpartition("</think>")[2] for i in ids]
     for tau in args.taus:
         add(first, f"next_state_accuracy_tau_{tau}_untagged_too", embedder.distances(whole, true) < tau)
+    this = {"env": "alfworld", "agent": args.agent, "seed": args.seed, "split": args.split}
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    write_json(args.output_dir / "summary.json", table)
+    path = args.output_dir / "summary.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    write_json(path, [row for row in kept if any(row.get(k) != v for k, v in this.items())] + table)
     path = args.output_dir / "predictions.jsonl"
-    path.unlink(missing_ok=True)
-    lines = JsonLines(path)
+    lines = JsonLines(path, keep=lambda row: any(row.get(k) != v for k, v in this.items()))
     for name, rows in found.items():
         for i in ids:
-            lines.write({"method": name, "seed": args.seed, "split": args.split, **rows[i]})
+            lines.write({"method": name, **this, **rows[i]})
     lines.close()
     for row in table:
         print(f"{row['method']:12s} {row['metric']:44s} {row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}] n={row['n']}")
