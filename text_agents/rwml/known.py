@@ -7,8 +7,8 @@ Accuracy on them measures luck, so evaluations count apart what the prompt deter
     "history"  the command and what was seen before: a place that is come back to, an inventory
     None       not determined by the prompt (or this memory does not know how)
 
-Limits: commands are taken as admissible (`collect` marks the others); a lamp's second "use" turns it off only where the
-prompt shows the first; items that lie in a place are written in the order in which they were seen, moved ones last.
+Limits: commands are taken as admissible (`collect` marks the others). As the games of alfworld 0.4.2 do it, what was moved
+to a place is listed first there, and every "use" of a lamp turns it on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _SHUT = re.compile(rf"(?:The {_THING} is closed\.|You close the {_THING}\.)")
 _TAKEN = re.compile(rf"You pick up the {_THING} from the {_THING}\.")
 _MOVED = re.compile(rf"You move the {_THING} to the {_THING}\.")
 _TREATED = re.compile(rf"(clean|heat|cool) {_THING} with {_THING}$")
-_TURNED = re.compile(rf"You turn (on|off) the {_THING}\.")
 _CARRIED = re.compile(rf"You are carrying: an? {_THING}\.")
 _EMPTY_HANDS = "You are not carrying anything."
 
@@ -38,7 +37,6 @@ class Memory:
     items: dict[str, list[str]] = field(default_factory=dict)  # of places whose content is known, in order
     shut: dict[str, bool] = field(default_factory=dict)  # of places with a door
     held: str | None = None  # what the agent carries; "": nothing; None: not known
-    lamps: dict[str, str] = field(default_factory=dict)  # "on" or "off"
 
     def read(self, text: str) -> None:
         """Take in one observation; later ones overrule earlier ones."""
@@ -56,9 +54,7 @@ class Memory:
         for item, place in _MOVED.findall(text):
             self.held = ""
             if place in self.items:
-                self.items[place].append(item)
-        for state, lamp in _TURNED.findall(text):
-            self.lamps[lamp] = state
+                self.items[place].insert(0, item)
         for item in _CARRIED.findall(text):
             self.held = item
         if _EMPTY_HANDS in text:
@@ -76,7 +72,7 @@ class Memory:
         if found := _TREATED.match(command):
             return f"You {found[1]} the {found[2]} using the {found[3]}.", "action"
         if verb == "use":
-            return f"You turn {'off' if self.lamps.get(rest) == 'on' else 'on'} the {rest}.", "action"
+            return f"You turn on the {rest}.", "action"
         text = None
         if verb == "inventory" and self.held is not None:
             text = f"You are carrying: a {self.held}." if self.held else _EMPTY_HANDS
@@ -112,6 +108,12 @@ def foretell(triplet: Triplet, turns: Sequence[tuple[str, str]] | None = None) -
         memory.read(seen)
     memory.read(triplet.observation)
     return memory.after(triplet.action)
+
+
+def shares(triplets: Sequence[Triplet], turns: int | None = None) -> dict[str, float]:
+    """Shares of N triplets by what determines their next state, for prompts of the latest `turns` (None: of all)."""
+    kinds = [foretell(t, t.turns if turns is None else t.turns[max(0, len(t.turns) - turns) :])[1] for t in triplets]
+    return {name or "not": kinds.count(name) / len(kinds) for name in ("action", "history", None)}
 
 
 def _listed(seen: str) -> list[str]:
