@@ -8,7 +8,8 @@ Accuracy on them measures luck, so evaluations count apart what the prompt deter
     None       not determined by the prompt (or this memory does not know how)
 
 Limits: commands are taken as admissible (`collect` marks the others). As the games of alfworld 0.4.2 do it, what was moved
-to a place is listed first there, and every "use" of a lamp turns it on.
+to a place is listed first there, and every "use" of a lamp turns it on. What is moved back has its old place in the list:
+not followed here.
 """
 
 from __future__ import annotations
@@ -111,9 +112,14 @@ def foretell(triplet: Triplet, turns: Sequence[tuple[str, str]] | None = None) -
 
 
 def shares(triplets: Sequence[Triplet], turns: int | None = None) -> dict[str, float]:
-    """Shares of N triplets by what determines their next state, for prompts of the latest `turns` (None: of all)."""
-    kinds = [foretell(t, t.turns if turns is None else t.turns[max(0, len(t.turns) - turns) :])[1] for t in triplets]
-    return {name or "not": kinds.count(name) / len(kinds) for name in ("action", "history", None)}
+    """Shares of N triplets by what determines their next state, for prompts of the latest `turns` (None: of all).
+
+    foretold_exactly: of those that are determined, the share that `foretell` gets word for word.
+    """
+    found = [foretell(t, t.turns if turns is None else t.turns[max(0, len(t.turns) - turns) :]) for t in triplets]
+    result = {name or "not": sum(kind == name for _, kind in found) / len(found) for name in ("action", "history", None)}
+    exact = [text == t.next_state for (text, _), t in zip(found, triplets, strict=True) if text is not None]
+    return result | {"foretold_exactly": sum(exact) / len(exact) if exact else float("nan")}
 
 
 def _listed(seen: str) -> list[str]:
