@@ -7,7 +7,8 @@ Seconds are CPU seconds of the process, so that other work on the machine change
     python benchmarks/alfworld_speed.py --data=$ALFWORLD_DATA --games=50 --steps=25 --output_dir results/alfworld_speed
 
 Games already in the output's episodes.jsonl are skipped, so the comparison can be made in parts (--limit). Memory:
-after the walks, games of the split (at most 200) are loaded and walked 5 steps on our engine, with the resident size.
+after the walks, --memory games (of --memory_splits, one after the other) are loaded and walked 5 steps on our engine,
+with the resident size.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from text_agents import alfworld_stock as stock
 from text_agents.alfworld import versions
 from text_agents.alfworld_games import Machine, find_games, games_hash, open_game
+from text_agents.alfworld_translate import cache_folder
 from vla_wmrl.tracking import read_jsonl, write_json
 
 
@@ -65,16 +68,23 @@ def compare(game, args) -> dict:
     }  # fmt: skip
 
 
-def memory(split: str, data: str | None, limit: int) -> dict:
-    """Resident MB before and after loading and walking games one after the other."""
-    process = psutil.Process()
-    sizes = []
-    for i, game in enumerate(find_games(split, data, limit=limit)):
+def memory(splits: list[str], data: str | None, limit: int) -> dict:
+    """Resident MB while games are loaded and walked one after the other, and its growth over the second half."""
+    games, kept = [], cache_folder()
+    for split in splits:
+        games += find_games(split, data, limit=limit - len(games)) if len(games) < limit else []
+    process, sizes, before = psutil.Process(), [], len(list(kept.glob("*")))
+    for i, game in enumerate(games):
         stock.walk(game, 5)
         game.release()
         if i % 10 == 9:
             sizes.append(round(process.memory_info().rss / 2**20, 1))
-    return {"games": i + 1, "mb_every_10_games": sizes}
+    half = sizes[len(sizes) // 2 :]
+    slope = float(np.polyfit(np.arange(len(half)) * 10, half, 1)[0]) if len(half) > 1 else float("nan")
+    return {
+        "splits": splits, "games": len(games), "translated_anew": len(list(kept.glob("*"))) - before,
+        "mb_every_10_games": sizes, "peak_mb": max(sizes, default=float("nan")), "mb_per_game_second_half": slope,
+    }  # fmt: skip
 
 
 def summary(rows: list[dict], args) -> dict:
@@ -103,6 +113,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="compare this many new games, then stop")
     parser.add_argument("--memory", type=int, default=200, help="games of the memory check; 0: none")
+    parser.add_argument("--memory_splits", nargs="+", default=["valid_unseen", "train"])
     parser.add_argument("--output_dir", default="results/alfworld_speed")
     args = parser.parse_args()
     folder = Path(args.output_dir)
@@ -119,7 +130,7 @@ def main() -> None:
             print(f"{len(rows)}/{len(games)} equal={rows[-1]['equal']} {game.name}", flush=True)
     found = summary(rows, args) | {"games_hash": games_hash(games)}
     if args.memory:
-        found["memory"] = memory(args.split, args.data, args.memory)
+        found["memory"] = memory(args.memory_splits, args.data, args.memory)
     write_json(folder / "summary.json", found)
     print(json.dumps(found, indent=1))
 

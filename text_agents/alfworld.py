@@ -131,6 +131,42 @@ def walkthrough_agent(game: Game) -> Agent:
     return lambda observation, commands, rng: plan[len(commands)] if len(commands) < len(plan) else "look"
 
 
+RETURN, EXPLORE = 0.45, 0.1  # shares of commands of `returning_agent`
+
+
+def returning_agent(game: Game) -> Agent:
+    """Follows the walkthrough, and now and then goes back to one of the last places it was at, or does anything at all.
+
+    For triplets of which the next state can be known: a random agent mostly goes where it has never been. Away from where
+    the plan's next command can be given, it first goes back there. A random command may undo a step of the plan; where
+    the plan cannot go on for that, the agent is random.
+    """
+    plan = game.walkthrough
+    require(len(plan) > 0, f"{game.path} carries no walkthrough")
+    done = [0]  # commands of the plan that have been given
+
+    def act(observation: Observation, commands: list[str], rng: np.random.Generator) -> str:
+        if not commands:
+            done[0] = 0
+        admissible = observation.admissible
+        been = list(dict.fromkeys(c for c in reversed(commands) if c.startswith("go to ")))  # latest first
+        back = [c for c in been[:3] if c in admissible]  # not where it is now
+        draw = rng.random()
+        if back and draw < RETURN:
+            return back[rng.integers(len(back))]
+        if draw < RETURN + EXPLORE:
+            return random_agent(observation, commands, rng)
+        if done[0] < len(plan) and plan[done[0]] in been[:1]:  # it is where the plan goes next
+            done[0] += 1
+        if done[0] < len(plan) and plan[done[0]] in admissible:
+            done[0] += 1
+            return plan[done[0] - 1]
+        left = [c for c in plan[: done[0]] if c.startswith("go to ")][-1:]
+        return left[0] if left and left[0] in admissible else random_agent(observation, commands, rng)
+
+    return act
+
+
 def summarize(episodes: Sequence[Episode], games: Sequence[Game], max_steps: int = MAX_STEPS) -> dict:
     """Success, steps and the share of invalid or inefficient actions, overall and by task type, with versions and hash.
 

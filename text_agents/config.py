@@ -68,7 +68,7 @@ class PlayConfig:
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "valid_unseen"
     limit: int | None = None  # this many games, spread over the split; null: all
     task_types: list[str] = field(default_factory=list)  # only these; empty: all six
-    agent: Literal["walkthrough", "random", "model"] = "random"
+    agent: Literal["walkthrough", "returning", "random", "model"] = "random"
     list_commands: bool = True  # admissible commands are in the model's prompt
     max_steps: int = 30  # commands an episode may take
     seed: int = 0
@@ -113,8 +113,8 @@ class TripletsConfig:
     task_split: str = "train"  # of tau2: official split of each domain
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
-    limit: int | None = None  # this many games, spread over the split; null: all
-    agent: Literal["walkthrough", "random", "model"] = "model"
+    limit: int | None = None  # this many games or tasks, spread over the split; null: all
+    agent: Literal["walkthrough", "returning", "random", "model"] = "model"  # returning: the walkthrough, with ways back
     rollouts: int = 3  # episodes a game (RWML: 3)
     max_steps: int = 30  # commands an episode may take
     keep_invalid: float = 1.0  # share of triplets with invalid actions that is kept
@@ -221,6 +221,7 @@ class HeldOutSection:
     after: bool = True  # evaluate the trained one
     every: int = 0  # updates between evaluations; 0: none
     batch: int = 16  # prompts answered at once, also by the too-easy filter
+    retold: bool = False  # the prompts' observations in other words (lists in another order): a probe of what was learnt
 
     def validate(self) -> None:
         require(min(self.limit, self.batch) >= 1, "eval.limit and eval.batch start at 1")

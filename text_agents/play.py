@@ -66,6 +66,8 @@ def make_agent(kind: str, cfg: ModelSection, list_commands: bool = True) -> tupl
     """(game -> agent, the model's agent or None)."""
     if kind == "walkthrough":
         return alfworld.walkthrough_agent, None
+    if kind == "returning":
+        return alfworld.returning_agent, None
     if kind == "random":
         return lambda game: alfworld.random_agent, None
     agent = ModelAgent(cfg, list_commands)

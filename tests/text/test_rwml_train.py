@@ -101,6 +101,16 @@ def test_an_interrupted_evaluation_goes_on_and_its_summary_is_that_of_one_in_one
     assert whole["n"] == 3 and whole["accuracy"] == 0.0 and whole["tagged"] == 0.0
 
 
+def test_a_run_that_trains_on_does_not_report_the_earlier_models_predictions(argv, tmp_path):
+    on = [*argv, "--method=sft", "--grpo.lr=1e-2", "--lora.rank=8", "--eval.before=false"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert cli.main([*on, "--steps=1", f"--output_dir={parts}"]) == 0
+    assert {r["updates"] for r in read_jsonl(parts / "eval_after.jsonl")} == {1}
+    assert cli.main([*on, "--steps=6", f"--output_dir={parts}", "--resume"]) == 0
+    assert cli.main([*on, "--steps=6", f"--output_dir={whole}"]) == 0
+    assert (parts / "eval_after.jsonl").read_text() == (whole / "eval_after.jsonl").read_text()
+
+
 def test_a_right_prediction_counts_and_a_generic_one_does_not(data):
     cfg, held = RwmlConfig(), triplets.read(data, "train")[:2]
     said = [f"<think>x</think><next_state>{held[0].next_state}</next_state>", "<next_state>You will see things.</next_state>"]

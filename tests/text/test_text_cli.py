@@ -115,3 +115,13 @@ def test_triplets_of_tau2_come_from_the_tasks_own_actions_with_tools_masked(tmp_
     card = json.loads((tmp_path / "triplets" / "card.json").read_text())
     assert card["source"]["env"] == "tau2" and card["source"]["tasks"] == 3
     assert set(card["splits"]["train"]["kinds"]) == {"user", "tool"} and set(card["splits"]["train"]["envs"]) == {"tau2-retail"}
+
+
+def test_a_limit_of_tau2_tasks_leaves_no_domain_out(monkeypatch, tmp_path):
+    from text_agents.rwml import collect
+
+    seen = []
+    monkeypatch.setattr(collect, "of_tau2", lambda task: seen.append(task.domain) or [])
+    argv = ["text", "triplets", "--env=tau2", "--agent=walkthrough", "--limit=6", f"--output_dir={tmp_path / 'triplets'}"]
+    assert cli.main(argv) == 2  # stubbed: nothing to split
+    assert len(seen) == 6 and set(seen) == {"retail", "airline", "telecom"}

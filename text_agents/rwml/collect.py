@@ -8,6 +8,7 @@ from text_agents import alfworld, tau2_data
 from text_agents.alfworld_games import NOTHING_HAPPENS, find_games, games_hash
 from text_agents.config import TripletsConfig
 from text_agents.play import make_agent
+from text_agents.rwml import known
 from text_agents.rwml import triplets as data
 from text_agents.rwml.schema import mask_answer
 from text_agents.tau2 import REPLAY_STEPS, Tau2Env, Tau2Task, ground_truth_actions
@@ -48,6 +49,8 @@ def main(cfg: TripletsConfig) -> None:
     train, val = data.split_by_task(kept, cfg.val, cfg.seed)
     source |= {"env": cfg.env, "agent": cfg.agent, "seed": cfg.seed, "triplets_before": len(found)}
     source |= {"duplicates_removed": len(found) - len(unique), "invalid_removed": len(unique) - len(kept)}
+    if cfg.env == "alfworld" and kept:  # what the prompt of a small preset (two turns) and a whole one determine
+        source |= {"known_of_2_turns": known.shares(kept, 2), "known_of_all_turns": known.shares(kept)}
     print(json.dumps(data.write(cfg.output_dir, {"train": train, "val": val}, source), indent=1))
 
 
@@ -71,7 +74,9 @@ def _collect_alfworld(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
 
 
 def _collect_tau2(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
-    tasks = [Tau2Task(d, i) for d in cfg.domains for i in tau2_data.task_ids(d, cfg.task_split)][: cfg.limit]
+    tasks = [Tau2Task(d, i) for d in cfg.domains for i in tau2_data.task_ids(d, cfg.task_split)]
+    if cfg.limit is not None and cfg.limit < len(tasks):  # of every domain
+        tasks = [tasks[i * len(tasks) // cfg.limit] for i in range(cfg.limit)]
     found = []
     with Progress(len(tasks), "tasks") as progress:
         for task in tasks:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from text_agents.config import RwmlConfig
 from text_agents.language_policy import LanguagePolicy
-from text_agents.rwml import prompts, rewards, triplets
+from text_agents.rwml import calibrate, known, prompts, rewards, triplets
 from text_agents.rwml.triplets import Triplet
 from text_agents.transcripts import fit_history
 from vla_wmrl.errors import require
@@ -33,9 +35,14 @@ def held_out(cfg: RwmlConfig, train: Sequence[Triplet]) -> list[Triplet]:
     return draw(found, cfg.eval.limit)
 
 
+def recent(triplet: Triplet, cfg: RwmlConfig) -> list[tuple[str, str]]:
+    """The latest `history` turns of a triplet."""
+    return triplet.turns if cfg.history is None else triplet.turns[max(0, len(triplet.turns) - cfg.history) :]
+
+
 def prompt_ids(policy: LanguagePolicy, triplet: Triplet, cfg: RwmlConfig) -> tuple[list[int], int]:
     """(ids of the prompt that asks for the next state, history turns that did not fit)."""
-    turns = triplet.turns if cfg.history is None else triplet.turns[len(triplet.turns) - min(cfg.history, len(triplet.turns)) :]
+    turns = recent(triplet, cfg)
 
     def render(some) -> list[int]:
         return policy.chat.render([{"role": "user", "content": prompts.predict(triplet, some)}])
@@ -44,29 +51,47 @@ def prompt_ids(policy: LanguagePolicy, triplet: Triplet, cfg: RwmlConfig) -> tup
 
 
 def evaluate(
-    policy: LanguagePolicy, held: Sequence[Triplet], embedder: rewards.Embedder, cfg: RwmlConfig, path: str | Path, label: str
+    policy: LanguagePolicy,
+    held: Sequence[Triplet],
+    embedder: rewards.Embedder,
+    cfg: RwmlConfig,
+    path: str | Path,
+    label: str,
+    updates: int = 0,
 ) -> dict[str, float]:
     """Predicts every triplet once, greedily, writes a line each to `path`, returns the summary; goes on where it stopped.
 
-    accuracy: mean reward; exact: the very words; tagged: has <next_state>; low, high: 95 % Wilson interval of accuracy.
+    updates: of the model; lines of one with fewer, or of a prompt in other words, are not gone on from.
+
+    accuracy: mean reward; exact: the very words; tagged: has <next_state>; low, high: 95 % Wilson interval of accuracy;
+    accuracy_known: of next states that the prompt determines (`known`), by the action alone or by what was seen before.
     """
-    ids = {t.id for t in held}
-    out = JsonLines(path, keep=lambda row: row["id"] in ids)
+    ids, same = {t.id for t in held}, {"updates": updates, "retold": cfg.eval.retold}
+    out = JsonLines(path, keep=lambda row: row["id"] in ids and all(row.get(k) == v for k, v in same.items()))
     done = {row["id"] for row in read_jsonl(path)}
     rest = [t for t in held if t.id not in done]
     with Progress(len(held), f"evaluate {label}", done=len(held) - len(rest)) as progress:
         for first in range(0, len(rest), cfg.eval.batch):
             part = rest[first : first + cfg.eval.batch]
-            asked = [prompt_ids(policy, t, cfg) for t in part]
+            asked = [prompt_ids(policy, retold(t) if cfg.eval.retold else t, cfg) for t in part]
             replies = policy.sample([p for p, _ in asked], 1, cfg.model.max_new_tokens, greedy=True)
             texts = [policy.chat.decode(reply.token_ids) for reply in replies]
             for row in judge(part, texts, embedder, cfg):
                 i = row.pop("index")
+                shown = recent(part[i], cfg)[asked[i][1] :]
                 row |= {"ended": replies[i].ended, "tokens": len(replies[i].token_ids), "dropped_turns": asked[i][1]}
+                row |= same | dict(zip(("foretold", "known"), known.foretell(part[i], shown), strict=True))
                 out.write(row)
             progress.update(len(part))
     out.close()
     return summary(read_jsonl(path))
+
+
+def retold(triplet: Triplet) -> Triplet:
+    """The triplet with the observations of its prompt in other words; the same words whenever it is asked for."""
+    rng = np.random.default_rng(int(triplet.id[:12], 16))
+    turns = [(action, calibrate.retold(seen, rng)) for action, seen in triplet.turns]
+    return replace(triplet, history=json.dumps(turns), observation=calibrate.retold(triplet.observation, rng))
 
 
 def judge(held: Sequence[Triplet], outputs: Sequence[str], embedder: rewards.Embedder, cfg: RwmlConfig) -> list[dict]:
@@ -101,4 +126,10 @@ def summary(rows: Sequence[dict]) -> dict[str, float]:
     for verb in sorted({row["action"].split()[0] for row in rows if row["kind"] == "alfworld" and row["action"].split()}):
         of = [row["reward"] for row in rows if row["kind"] == "alfworld" and row["action"].split()[:1] == [verb]]
         found |= {f"accuracy_{verb}": float(np.mean(of)), f"n_{verb}": len(of)}
+    for name, kinds in (("known", ("action", "history")), ("known_action", ("action",)), ("known_history", ("history",))):
+        of = [row["reward"] for row in rows if row.get("known") in kinds]
+        if of:
+            low, high = wilson(round(sum(of)), len(of))
+            found |= {f"accuracy_{name}": float(np.mean(of)), f"n_{name}": len(of)}
+            found |= {f"low_{name}": low, f"high_{name}": high}
     return found

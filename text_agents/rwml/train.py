@@ -129,13 +129,13 @@ def main(cfg: RwmlConfig) -> None:
         trainer.load_state_dict(checkpoint.load(last))
     tracker = Tracker(folder, resume_step=first)
 
-    def assess(name: str) -> None:
-        found = evaluate(policy, held, embedder, cfg, folder / f"eval_{name}.jsonl", name)
+    def assess(name: str, updates: int) -> None:
+        found = evaluate(policy, held, embedder, cfg, folder / f"eval_{name}.jsonl", name, updates)
         write_json(folder / f"eval_{name}.json", found)
         print(f"{name}: accuracy {found['accuracy']:.3f} [{found['low']:.3f}, {found['high']:.3f}] of {found['n']}", flush=True)
 
     if cfg.eval.before and first == 0:
-        assess("before")
+        assess("before", 0)
     with Progress(steps, cfg.method, done=first) as progress:
         for step in range(first, steps):
             metrics = trainer.step(step) | filtered
@@ -143,13 +143,13 @@ def main(cfg: RwmlConfig) -> None:
             if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
                 checkpoint.save(folder, step + 1, trainer.state_dict(), cfg.keep_checkpoints)
             if cfg.eval.every and (step + 1) % cfg.eval.every == 0 and step + 1 < steps:
-                assess(f"{step + 1:06d}")
+                assess(f"{step + 1:06d}", step + 1)
             progress.update(1, _note(metrics))
     tracker.close()
     if steps > 0:
         policy.save(folder / "model")
         if cfg.eval.after:
-            assess("after")
+            assess("after", steps)
 
 
 def _note(metrics: dict[str, float]) -> str:
