@@ -153,3 +153,17 @@ def test_the_first_step_of_an_episode_is_drawn_more_often_than_those_after_it(ma
     picks, cumulative = model.corpus._index("other", 4)
     share = np.diff(cumulative, prepend=0.0)
     assert share[picks[:, 1] == 0].min() > 3 * share[picks[:, 1] > 0].max()
+
+
+def test_a_hand_that_is_stuck_is_not_a_hand_at_rest(tasks):
+    """Fingers on a rim move nothing, so such windows were hardly drawn; in imagination the hand crept down and grasped."""
+    from dataclasses import replace
+
+    model = StateSpaceModel(tasks, width=16, config=SMALL)
+    trace = make_trace(tasks[0], 0)
+    model.observe([trace], "policy")
+    still = replace(trace, states=np.repeat(trace.states[:1], len(trace.states), axis=0))
+    pushing, resting = np.zeros_like(trace.actions), np.zeros_like(trace.actions)
+    pushing[:, 2] = -0.5
+    stuck, rest = (model.corpus._item(replace(still, actions=a), "policy").weight for a in (pushing, resting))
+    assert stuck.min() > 5 * rest.max()

@@ -1,4 +1,4 @@
-"""Real trajectories as training windows: what moves is drawn more often, near misses most of all."""
+"""Real trajectories as training windows: what moves is drawn more often, hands that are stuck and near misses most of all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from vla_wmrl.world_model.base import OPEN_HAND, Kind, TaskSpec, Trajectory
 from vla_wmrl.world_model.scene import Context, Scenes, concatenate
 
 LIFTED = 0.015  # m above its support: the body is held if the hand is also at it
+PUSHES, STAYS = 0.25, 0.001  # action units, m a control step: a hand that wants to move and does not stands on something
 REACH = 0.10  # m between grip site and body of a held body
 
 
@@ -87,7 +88,9 @@ class Corpus:
         held = high & ((bodies[..., :3] - robot[:, None, :3]).norm(dim=-1) < REACH)
         moving = (bodies[1:, :, :3] - bodies[:-1, :, :3]).abs().amax((1, 2)) > 5e-4
         fingers = (robot[1:, 9:11] - robot[:-1, 9:11]).abs().amax(-1) > 5e-4
-        busy = np.convolve((moving | fingers).numpy().astype(float), np.ones(16))[15:]
+        actions = torch.as_tensor(np.asarray(trace.actions), dtype=torch.float32)
+        stuck = (actions[:, :3].norm(dim=-1) > PUSHES) & ((robot[1:, :3] - robot[:-1, :3]).norm(dim=-1) < STAYS)
+        busy = np.convolve((moving | fingers | stuck).numpy().astype(float), np.ones(16))[15:]
         return Item(
             task_id=trace.task_id,
             kind=kind,
@@ -98,7 +101,7 @@ class Corpus:
             progress=torch.as_tensor(trace.progress, dtype=torch.float32),
             success=torch.as_tensor(np.maximum.accumulate(trace.success), dtype=torch.float32),
             held=held.float(),
-            weight=0.3 + np.minimum(busy / 8, 1.0),
+            weight=0.3 + np.minimum(busy / 8, 1.0) + 2.0 * stuck.numpy(),
         )
 
     def state_dict(self) -> dict[str, Any]:
