@@ -126,7 +126,7 @@ def plot(runs: Path, rows: list[dict], path: Path) -> None:
                 ax.plot(np.arange(1, len(values) + 1), values, color=f"C{i}", label=arm)
     axes[0].set(title="held-out percentile, a point a seed", xlabel="sandbox seconds of training")
     axes[1].set(title="reward in the world model", xlabel="update")
-    axes[2].set(title="reward in the sandbox (real: 8 groups, others: 1)", xlabel="update")
+    axes[2].set(title="reward in the sandbox (anchors; real: all)", xlabel="update")
     for ax in axes:
         if ax.lines:
             ax.legend(fontsize=8)

@@ -124,6 +124,8 @@ def fit(args: argparse.Namespace) -> None:
 def read_trace(file: Path) -> Trace:
     """The control steps of an episode that `rollouts` saved."""
     data = np.load(file)
+    if "trace_actions" not in data:
+        sys.exit(f"{file} has looks and no control steps: it was made before `rollouts` saved them, make it again")
     arrays = {name: data[f"trace_{name}"] for name in ARRAYS}
     return Trace(int(data["task_id"]), int(data["init_id"]), **arrays)
 
