@@ -39,7 +39,7 @@ from sim.suites import suite_tasks
 from vla_wmrl.config_commands import SftConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano
-from vla_wmrl.policies.flow import FlowPolicy
+from vla_wmrl.policies.flow import FROZEN, FlowPolicy
 from vla_wmrl.policies.noise import generator
 from vla_wmrl.progress import Progress
 from vla_wmrl.tracking import JsonLines
@@ -105,7 +105,9 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
     nano.build_policy(draft, spec, sentences, data.statistics(), cfg.seed)
     policy, *processors = checkpoint_io.load(draft, device)
     check(policy, data, draft)
-    if cfg.vision_warmup_steps and data.scene is None:
+    if sizes.vision_path is not None:
+        take_vision(policy, sizes.vision_path)
+    elif cfg.vision_warmup_steps and data.scene is None:
         print("the data sets hold no traces/ of where things are: no vision warm-up")
     elif cfg.vision_warmup_steps:
         shown = demo_data.load(cfg.dataset.root, cfg.dataset.scenes) if cfg.dataset.scenes else data
@@ -113,6 +115,20 @@ def make_policy(cfg: SftConfig, data: DemoData, folder: Path, device: str) -> No
         print(f"vision warm-up: positions on held-out episodes to {100 * error:.2f} cm")
     checkpoint_io.save(draft, policy, *processors)
     draft.rename(folder)
+
+
+def take_vision(policy: SmolVLAPolicy, source: str) -> None:
+    """Copies vision encoder and connector of the checkpoint `source` into `policy`: a world model's decoder of its features
+    then serves both. Raises UserError where their sizes differ."""
+    other, *_ = checkpoint_io.load(source, "cpu")
+    seen = {name: value for name, value in other.state_dict().items() if any(part in name for part in FROZEN)}
+    own = {name: value for name, value in policy.state_dict().items() if any(part in name for part in FROZEN)}
+    if {name: value.shape for name, value in seen.items()} != {name: value.shape for name, value in own.items()}:
+        raise UserError(
+            f"policy.vision_path: the vision of {source} has other sizes than the new policy: set policy.image_size, "
+            "patch_size, pixel_shuffle, vision_width, vision_layers and width as its training did"
+        )
+    policy.load_state_dict(seen, strict=False)
 
 
 def check(policy: SmolVLAPolicy, data: DemoData, source: Path) -> None:

@@ -104,6 +104,7 @@ class SftDatasetConfig:
 @dataclass
 class SftPolicyConfig:
     path: str | None = None  # checkpoint to start from; null: a new, very small SmolVLA of the sizes below
+    vision_path: str | None = None  # checkpoint whose vision a new policy takes over, instead of a warm-up
     layers: int = 3
     width: int = 96
     chunk_size: int = 16  # control steps a chunk
@@ -132,6 +133,10 @@ class SftPolicyConfig:
             f"{self.patch_size * self.pixel_shuffle}",
         )
         require(self.n_action_steps <= self.chunk_size, "policy.n_action_steps exceeds policy.chunk_size")
+        require(
+            self.path is None or self.vision_path is None,
+            "policy.vision_path is of a new policy, the checkpoint of policy.path has its own vision: give one of them",
+        )
 
 
 @dataclass

@@ -13,7 +13,7 @@ from sim.protocol import CAMERAS, STATE_KEY
 from vla_wmrl.config_commands import SftConfig, SftDatasetConfig, SftPolicyConfig
 from vla_wmrl.errors import UserError
 from vla_wmrl.policies import checkpoint_io, nano
-from vla_wmrl.policies.flow import FlowPolicy
+from vla_wmrl.policies.flow import FROZEN, FlowPolicy
 
 SIZE = 32
 
@@ -125,6 +125,28 @@ def test_scenes_teach_vision_and_nothing_else(roots, tmp_path, monkeypatch):
     cfg.dataset.scenes = [str(tmp_path / "s")]
     assert sft.main(cfg) == 0
     assert seen["looks"] - seen["actions"] == 18
+
+
+def test_vision_of_another_checkpoint_is_taken_over_bit_for_bit_and_nothing_else_is(roots, tmp_path):
+    first = tmp_path / "first"
+    sft.main(config(roots, first, seed=1))
+    taken = config(roots, tmp_path / "second")
+    taken.policy.vision_path = str(first / "policy")
+    sft.main(taken)
+    states = [checkpoint_io.load(run / "policy")[0].state_dict() for run in (first, tmp_path / "second")]
+    for name, value in states[0].items():
+        same = torch.equal(value, states[1][name])
+        if any(part in name for part in FROZEN):
+            assert same, name
+        elif "state_proj.weight" in name or "lm_expert.layers.0" in name:
+            assert not same, name
+    other = config(roots, tmp_path / "third")
+    other.policy.vision_path, other.policy.vision_layers = str(first / "policy"), 2
+    with pytest.raises(UserError, match="vision_layers"):
+        sft.main(other)
+    other.policy.path = other.policy.vision_path
+    with pytest.raises(UserError, match="one of them"):
+        other.validate()
 
 
 def test_action_statistics_have_no_vanishing_std(roots):
