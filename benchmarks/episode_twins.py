@@ -41,7 +41,10 @@ def compare(model: StateSpaceModel, policy: FlowPolicy, task_id: int, files: lis
     """A row of the table: one task's episodes beside their twins."""
     real = [np.load(f) for f in files]
     starts = [Start(task_id, int(r["init_id"]), split="train", state=r["states"][0], previous=OPEN_HAND) for r in real]
-    twins = model.imagine(policy, starts, [0] * len(starts), (args.seed, 7), args.looks, stochastic=False, noisy=args.noise)
+    twins = model.imagine(
+        policy, starts, [0] * len(starts), (args.seed, 7), args.looks, stochastic=False, noisy=args.noise,
+        look_noise=args.look_noise is not None,
+    )  # fmt: skip
     row = {
         "task_id": task_id,
         "episodes": len(real),
@@ -58,6 +61,14 @@ def compare(model: StateSpaceModel, policy: FlowPolicy, task_id: int, files: lis
         row[f"hand_cm_{look}"] = float(100 * (a[:, :3] - b[:, :3]).norm(dim=-1).median())
         row[f"turn_deg_{look}"] = float(angle_deg(a[:, 3:9], b[:, 3:9]).median())
     return row
+
+
+def episodes(folder: str) -> list[Path]:
+    """Files of a policy's episodes without exploration."""
+    found = sorted(Path(folder).glob("*_eta0.npz"))
+    if not found:
+        sys.exit(f"no episode without exploration in {folder}: make some with world_model_fit.py rollouts --eta=0")
+    return found
 
 
 def table(rows: list[dict]) -> str:
@@ -85,16 +96,19 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=65, help="of an imagined episode at most")
     parser.add_argument("--seed", type=int, default=0, help="that of the rollouts")
     parser.add_argument("--noise", action=argparse.BooleanOptionalAction, default=True, help="the dynamics' own noise")
+    parser.add_argument("--look_noise", metavar="ROLLOUTS", help="add to imagined looks what the decoder leaves out of these")
     parser.add_argument("--output")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = StateSpaceModel.from_pretrained(args.world_model)
     policy = FlowPolicy.from_pretrained(args.policy, eta=0.0)
+    for file in episodes(args.look_noise) if args.look_noise else ():
+        seen = np.load(file)
+        model.decoder.observe(int(seen["task_id"]), seen["states"], seen["features"])
+    model.decoder.keep_residuals()
     by_task: dict[int, list[Path]] = {}
-    for file in sorted(Path(args.rollouts).glob("*_eta0.npz")):
+    for file in episodes(args.rollouts):
         by_task.setdefault(int(np.load(file)["task_id"]), []).append(file)
-    if not by_task:
-        sys.exit(f"no episode without exploration in {args.rollouts}: make some with world_model_fit.py rollouts --eta=0")
     rows = [compare(model, policy, task_id, files, args) for task_id, files in sorted(by_task.items())]
     print(table(rows))
     if args.output:

@@ -65,10 +65,14 @@ class Dreams:
     looks: int
     seed: tuple[int, ...]
     noisy: bool = True
+    look_noise: bool = False
 
     def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[Dream]:
         dreams = []
-        for r in model.imagine(policy, starts, [0] * len(starts), self.seed, self.looks, stochastic=False, noisy=self.noisy):
+        once = [0] * len(starts)
+        for r in model.imagine(
+            policy, starts, once, self.seed, self.looks, stochastic=False, noisy=self.noisy, look_noise=self.look_noise
+        ):
             cut = [
                 replace(r.start, look=k, state=r.states[k], progress=float(r.progress[k]), previous=r.previous[k])
                 for k in range(r.looks)
@@ -118,7 +122,7 @@ class DreamtStarts:
             for task in cfg.env.task_ids
             for i in rng.choice(len(ids), min(cfg.groups.dream_episodes, len(ids)), replace=False)
         ]
-        what = Dreams(cfg.groups.dream_looks, (cfg.seed, step, STREAM), cfg.world_model.noise)
+        what = Dreams(cfg.groups.dream_looks, (cfg.seed, step, STREAM), cfg.world_model.noise, cfg.world_model.look_noise)
         dreams: list[Dream] = self.world.submit(what, starts).result()
         self.bank = BranchStarts(cfg.env.task_ids, cfg.seed, EVERYTHING)
         for d in dreams:

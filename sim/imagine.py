@@ -69,6 +69,7 @@ class Groups:
     seed: tuple[int, ...]
     cfg: GroupsConfig
     noisy: bool = True
+    look_noise: bool = False
 
     def __call__(self, model: StateSpaceModel, policy: Policy, starts: Sequence[Start]) -> list[tuple[Rollout, ...]]:
         every, branch = [s for s in starts for _ in range(self.size)], self.cfg.kind == "branch"
@@ -79,7 +80,7 @@ class Groups:
 
         rollouts = model.imagine(
             policy, every, members, self.seed, self.cfg.looks, explore_looks=self.cfg.explore_looks if branch else None,
-            until=decided if branch and self.cfg.reward == "next" else None, noisy=self.noisy,
+            until=decided if branch and self.cfg.reward == "next" else None, noisy=self.noisy, look_noise=self.look_noise,
         )  # fmt: skip
         return [tuple(rollouts[i : i + self.size]) for i in range(0, len(rollouts), self.size)]
 
@@ -148,7 +149,8 @@ class WorldModelRuntime:
         def back(groups: list[tuple[Rollout, ...]]) -> list[tuple[Rollout, ...]]:
             return [tuple(replace(r, start=s) for r in group) for s, group in zip(starts, groups, strict=True)]
 
-        return self.submit(Groups(group_size, seed, self.cfg.groups, self.cfg.world_model.noise), starts, back)
+        section = self.cfg.world_model
+        return self.submit(Groups(group_size, seed, self.cfg.groups, section.noise, section.look_noise), starts, back)
 
     def submit(self, what: Imagined, starts: Sequence[Start], then: Callable[[list], Any] = lambda results: results) -> Future:
         """A future of `then` of one result per start."""
@@ -189,6 +191,8 @@ class WorldModelRuntime:
         losses = self.model.fit(section.fit_steps) if section.path is None else {}
         if section.decoder_steps:
             self.model.fit_decoder(self.policy, section.decoder_steps)
+        if section.look_noise:  # the looks so far are those of the whole episodes that fill the bank of starts
+            self.model.decoder.keep_residuals()
         return self._fitted(losses)
 
     def refit(self) -> dict[str, float]:

@@ -203,6 +203,7 @@ class WorldModelConfig:
     refit_every: int = 0  # policy updates between two refits on the run's own data; 0: never
     refit_steps: int = 200  # gradient steps of a refit
     noise: bool = True  # imagination draws the dynamics' own noise, which says how sure they are
+    look_noise: bool = False  # imagined looks carry what the decoder left out of the run's real ones
 
     def validate(self) -> None:
         counts = (self.fit_steps, self.refit_steps, self.decoder_steps)
@@ -340,6 +341,11 @@ class TrainConfig:
         require(
             self.groups.dream_resets == 0 or self.world_model.kind != "none",
             f"groups.dream_resets={self.groups.dream_resets}: without a world model nothing dreams, use 0",
+        )
+        require(
+            not self.world_model.look_noise or self.groups.kind == "branch",
+            "world_model.look_noise takes its noise from the real episodes that fill the bank of starts: it needs "
+            "groups.kind=branch",
         )
         require(
             self.groups.score == "reward" or (self.groups.kind == "branch" and self.groups.reward == "next"),

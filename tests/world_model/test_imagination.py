@@ -1,5 +1,7 @@
 """Imagined rollouts: keyed, independent of their neighbours, and in the form that real ones have."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from vla_wmrl.errors import UserError
 from vla_wmrl.types import Start
 from vla_wmrl.world_model import imagination
+from vla_wmrl.world_model.decoder import JITTER
 from vla_wmrl.world_model.latent import StateSpaceModel
 from vla_wmrl.world_model.scene import proprioception
 
@@ -98,8 +101,6 @@ def test_state_dict_round_trip_is_bit_equal(make_model, policy, starts, tasks, t
 
 
 def test_a_model_of_another_layout_is_refused_in_one_line(make_model, tasks, tmp_path):
-    from dataclasses import replace
-
     make_model().save(tmp_path)
     other = {0: replace(tasks[0], layout={**tasks[0].layout, "robot/eef_pos": (1, 4)})}
     with pytest.raises(UserError, match="task 0"):
@@ -120,6 +121,33 @@ def test_without_a_decoder_the_error_says_so(tasks, policy, starts):
     model = StateSpaceModel(tasks, width=16)
     with pytest.raises(UserError, match="feature decoder"):
         model.imagine(policy, [Start(0, 0, state=starts[0].state)], [0], (1,), 1)
+
+
+def test_noise_of_looks_is_what_a_real_episode_had_that_the_decoder_leaves_out(make_model, policy, starts, tmp_path):
+    """RL must not read places off decoded features that no image shows: see docs/open-questions.md, "Fingers that stay"."""
+    model, task_id, first = make_model(), starts[0].task_id, 8
+
+    def imagine(model, member=0, **more):
+        start = replace(starts[0], look=first)
+        return model.imagine(policy, [start], [member], (5,), 3, noisy=False, **more)[0].inputs["features"]
+
+    with pytest.raises(UserError, match=f"no real look of task {task_id}"):
+        imagine(model, look_noise=True)
+    decoder = model.decoder
+    for task, ((states, _), *_) in list(decoder.looks.items()):  # what is left out of look k is k, in every number
+        decoder.looks[task] = [(states[:20], decoder(task, states[:20]).numpy() + np.arange(20)[:, None, None])]
+    decoder.keep_residuals()
+    plain, noisy, other = imagine(model), imagine(model, look_noise=True), imagine(model, 1, look_noise=True)
+    shift = noisy[0] - plain[0] - first  # how far from its own place in the episode the residual was taken
+    assert np.ptp(shift) < 0.05 and abs(shift.mean()) < JITTER + 0.05
+    np.testing.assert_allclose(other[0], noisy[0], atol=1e-4)  # a group sees one world
+    rollout = model.imagine(policy, [replace(starts[0], look=first)], [0], (5,), 3, noisy=False, look_noise=True)[0]
+    for look in range(3):  # and a rollout keeps its episode: errors of seeing last
+        left_out = noisy[look] - decoder(task_id, rollout.states[look][None])[0].numpy()
+        np.testing.assert_allclose(left_out, first + look + shift.mean(), atol=0.05)
+    model.save(tmp_path)  # workers imagine with a copy from disk
+    again = imagine(StateSpaceModel.from_pretrained(tmp_path), look_noise=True)
+    np.testing.assert_array_equal(again, noisy)
 
 
 def test_a_rollout_ends_where_it_is_decided_without_counting_as_success(make_model, policy, starts):

@@ -22,7 +22,8 @@ from vla_wmrl.world_model.base import TaskSpec
 from vla_wmrl.world_model.geometry import matrix, rot6
 from vla_wmrl.world_model.scene import proprioception
 
-STREAM = 42  # of the noise key
+STREAM, RESIDUALS = 42, 44  # of the noise key
+JITTER = 4  # looks that a residual may be taken before or after its own place in an episode
 STILL = 1e-4  # a component of the state that varies less is constant
 MIN_LOOKS = 16
 
@@ -52,6 +53,7 @@ class Decoder:
         self.tasks, self.seed, self.components = tasks, seed, components
         self.nets: dict[int, TaskDecoder] = {}
         self.looks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.residuals: dict[int, list[Tensor]] = {}  # [n, n_tokens * D] float16 of one real episode each
         self.shape: tuple[int, int] = (0, 0)  # n_tokens, D
         self.updates_ = 0
 
@@ -168,17 +170,42 @@ class Decoder:
         return chunks
 
     @torch.no_grad()
-    def __call__(self, task_id: int, states: np.ndarray) -> Tensor:
-        """[n, n_tokens, D] float32 for states [n, S]."""
+    def __call__(self, task_id: int, states: np.ndarray, looks: Sequence[tuple[tuple[int, ...], int]] | None = None) -> Tensor:
+        """[n, n_tokens, D] float32 for states [n, S].
+
+        `looks`: (key of the rollout, look of the episode) of every row, to add what real looks had that a decoder leaves out.
+        Without, an object's place can be read off decoded features more precisely than off any image, and RL does.
+        """
         if task_id not in self.nets:
             raise UserError(f"the world model has no feature decoder for task {task_id}: observe looks of it and fit")
-        return self.nets[task_id](self.visible(task_id, torch.from_numpy(states))).unflatten(1, self.shape)
+        decoded = self.nets[task_id](self.visible(task_id, torch.from_numpy(states)))
+        if looks is not None:
+            decoded = decoded + torch.stack([self._residual(task_id, key, look) for key, look in looks])
+        return decoded.unflatten(1, self.shape)
+
+    def keep_residuals(self) -> None:
+        """Keeps what the observed looks, each item a whole episode from its beginning, have that the decoder leaves out."""
+        self.residuals = {}
+        for task_id, looks in self.looks.items():
+            for states, features in looks:
+                left_out = torch.from_numpy(features) - self(task_id, states)
+                self.residuals.setdefault(task_id, []).append(left_out.flatten(1).half())
+
+    def _residual(self, task_id: int, key: tuple[int, ...], look: int) -> Tensor:
+        """[n_tokens * D] of about this look in one real episode, which the rollout keeps: errors of seeing last."""
+        episodes = self.residuals.get(task_id)
+        if not episodes:
+            raise UserError(f"no real look of task {task_id} was seen, to take the noise of imagined looks from")
+        rng = generator(key, RESIDUALS)
+        episode, shift = episodes[int(rng.integers(len(episodes)))], int(rng.integers(-JITTER, JITTER + 1))
+        return episode[min(max(look + shift, 0), len(episode) - 1)].float()
 
     def state_dict(self, data: bool = False) -> dict[str, Any]:
         state = {
             "shape": list(self.shape),
             "updates": self.updates_,
             "nets": {str(task): {k: v.clone() for k, v in net.state_dict().items()} for task, net in self.nets.items()},
+            "residuals": {str(task): list(episodes) for task, episodes in self.residuals.items()},
         }
         looks = {str(task): list(pairs) for task, pairs in self.looks.items()}
         return {**state, "looks": looks} if data else state
@@ -187,6 +214,7 @@ class Decoder:
         self.shape, self.updates_ = tuple(state["shape"]), int(state["updates"])
         if "looks" in state:
             self.looks = {int(task): [tuple(pair) for pair in pairs] for task, pairs in state["looks"].items()}
+        self.residuals = {int(task): list(episodes) for task, episodes in state.get("residuals", {}).items()}
         self.nets = {}
         for task, weights in state["nets"].items():
             components, outputs = weights["basis"].shape

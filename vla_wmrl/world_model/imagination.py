@@ -62,11 +62,13 @@ class _Slot:
 @torch.no_grad()
 def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[int], seed: Sequence[int], looks: int,
             stochastic: bool = True, noisy: bool = True, threshold: float = 0.5,
-            explore_looks: int | None = None, until: Until | None = None) -> list[ImaginedRollout]:  # fmt: skip
+            explore_looks: int | None = None, until: Until | None = None,
+            look_noise: bool = False) -> list[ImaginedRollout]:  # fmt: skip
     """One rollout per (start, member), `looks` looks long or until the goal seems to hold. Starts need a `state`.
 
     `stochastic`: the policy's noise; `noisy`: the dynamics'. `threshold`: of the success probability. `until`(start,
     progress) ends a rollout at a look, without success. A rollout that ends leaves its place in the batch to the next.
+    `look_noise`: features with what the decoder leaves out of real ones, the same for all members of a group.
     """
     waiting = deque((i, s, m) for i, (s, m) in enumerate(zip(starts, members, strict=True)))
     found: list[ImaginedRollout | None] = [None] * len(waiting)
@@ -77,7 +79,9 @@ def imagine(model, policy: Policy, starts: Sequence[Start], members: Sequence[in
     scene, context, previous = _enter(model, slots)
     while any(slot.open for slot in slots):
         explores = [stochastic and (explore_looks is None or len(slot.inputs) < explore_looks) for slot in slots]
-        scene, previous = _look(model, policy, slots, scene, context, previous, tuple(seed), explores, noisy, threshold)
+        scene, previous = _look(
+            model, policy, slots, scene, context, previous, tuple(seed), explores, noisy, threshold, look_noise
+        )
         entering = []
         for i, slot in enumerate(slots):
             if not slot.open:
@@ -102,11 +106,12 @@ def _enter(model, slots: Sequence[_Slot]) -> tuple[Scene, Context, Tensor]:
     return scene, context, torch.from_numpy(np.stack([slot.previous[-1] for slot in slots]))
 
 
-def _look(model, policy, slots, scene, context, previous, seed, explores, noisy, threshold) -> tuple[Scene, Tensor]:
+def _look(model, policy, slots, scene, context, previous, seed, explores, noisy, threshold, look_noise) -> tuple[Scene, Tensor]:
     """Every rollout looks once and runs the chunk that it decides on; those that are over stay where they are."""
     n, horizon, by_task = len(slots), policy.n_action_steps, _by_task(slots)
     states = [slot.states[-1] for slot in slots]
-    features = _decode(model, states, by_task)
+    looks = [((*seed, *slot.start.key), slot.start.look + len(slot.inputs)) for slot in slots] if look_noise else None
+    features = _decode(model, states, by_task, looks)
     languages = [model.tasks[slot.start.task_id].language for slot in slots]
     inputs = policy.inputs_from_features(features, proprioception(scene.robot), languages)
     keys = [(*seed, *slot.start.key, len(slot.inputs), slot.member) for slot in slots]
@@ -165,8 +170,11 @@ def _scatter(model, states: list[np.ndarray], scene: Scene, by_task: dict[int, n
     return out
 
 
-def _decode(model, states: list[np.ndarray], by_task: dict[int, np.ndarray]) -> Tensor:
-    parts = [model.decoder(task, np.stack([states[i] for i in rows])) for task, rows in by_task.items()]
+def _decode(model, states: list[np.ndarray], by_task: dict[int, np.ndarray], looks: list | None) -> Tensor:
+    parts = [
+        model.decoder(task, np.stack([states[i] for i in rows]), None if looks is None else [looks[i] for i in rows])
+        for task, rows in by_task.items()
+    ]
     return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(list(by_task.values()))))]
 
 

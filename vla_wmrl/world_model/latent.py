@@ -228,9 +228,12 @@ class StateSpaceModel:
         threshold: float = 0.5,
         explore_looks: int | None = None,
         until: Until | None = None,
+        look_noise: bool = False,
     ) -> list[ImaginedRollout]:
         """Closed-loop rollouts of `policy`, one per (start, member); see world_model.imagination."""
-        return imagine(self, policy, starts, members, seed, looks, stochastic, noisy, threshold, explore_looks, until)
+        return imagine(
+            self, policy, starts, members, seed, looks, stochastic, noisy, threshold, explore_looks, until, look_noise
+        )
 
     # ---- state
     def state_dict(self, data: bool = False) -> dict[str, Any]:
