@@ -211,8 +211,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="a look at every n-th frame of the demonstrations")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of a fit; fewer where other jobs run")
     args = parser.parse_args()
-    torch.set_num_threads(1 if args.step in ("collect", "rollouts") else os.cpu_count() or 1)  # workers have the cores
+    torch.set_num_threads(1 if args.step in ("collect", "rollouts") else args.threads)  # workers have the cores
     {"collect": collect, "rollouts": rollouts, "fit": fit, "decoder": decoder}[args.step](args)
 
 

@@ -53,10 +53,10 @@ class Dynamics(nn.Module):
         self.second = nn.Linear(width, width)
         self.body_out = nn.Linear(width, BODY_OUTPUTS)
         # what stops the hand (fingers on a rim) is not what moves a body: layers of its own
-        touching = state + ACTION_FEATURES + features.TOUCH_FEATURES
+        touching = state + ACTION_FEATURES + features.TOUCH_FEATURES + features.REACH_FEATURES
         self.touch = nn.Sequential(nn.Linear(touching, TOUCH), nn.SiLU(), nn.Linear(TOUCH, TOUCH), nn.SiLU())
         self.embed_other = nn.Embedding(other_types, embedding)
-        beside = ROBOT_FEATURES + ACTION_FEATURES + features.OBSTACLE_FEATURES + embedding
+        beside = ROBOT_FEATURES + ACTION_FEATURES + features.OBSTACLE_FEATURES + embedding + features.REACH_FEATURES
         self.obstacle = nn.Sequential(nn.Linear(beside, TOUCH), nn.SiLU(), nn.Linear(TOUCH, TOUCH), nn.SiLU())
         self.robot_first = nn.Linear(ROBOT_FEATURES + ACTION_FEATURES + width + 2 * TOUCH, width)
         self.robot_out = nn.Linear(width, ROBOT_OUTPUTS)
@@ -100,11 +100,12 @@ class Dynamics(nn.Module):
         pairs = torch.cat([hand[:, None].expand(-1, seen.shape[1], -1), seen], dim=-1)
         x = F.silu(self.second(F.silu(self.first(pairs))))
         present = context.present[..., None]
-        touch = self.touch(torch.cat([pairs, features.touch_features(p.away, p.frame)], dim=-1))
+        touch = self._sides(self.touch, p, p.away, pairs, features.touch_features(p.away, p.frame)) * present
         beside = torch.cat([features.obstacle_features(p, context), tags[1]], dim=-1)
-        lies = self.obstacle(torch.cat([hand[:, None].expand(-1, beside.shape[1], -1), beside], dim=-1))
+        wide = hand[:, None].expand(-1, beside.shape[1], -1)
+        lies = self._sides(self.obstacle, p, context.others - p.pos[:, None], wide, beside)
         lies = lies * (context.other_kind > 0)[..., None]
-        pooled = torch.cat([(torch.cat([x, touch], dim=-1) * present).amax(dim=1), lies.amax(dim=1)], dim=-1)
+        pooled = torch.cat([(x * present).amax(dim=1), touch.amax(dim=1), lies.amax(dim=1)], dim=-1)
         own = self.robot_out(F.silu(self.robot_first(torch.cat([hand, pooled], dim=-1))))
         moving, grip, hand_scale, stops = own.split((6, 2, 1, 3), dim=-1)
         gates, motion, body_scale = self.body_out(x).split((2, 6, 1), dim=-1)
@@ -134,6 +135,11 @@ class Dynamics(nn.Module):
         turned = turn(torch.cat([p.x, p.y], dim=-1), rolled)
         bodies = torch.cat([p.body_pos + delta, turned, delta / CONTROL_S, rolled / CONTROL_S], dim=-1)
         return Scene(robot, bodies), scales
+
+    def _sides(self, net: nn.Module, p: Parts, away: Tensor, *seen: Tensor) -> Tensor:
+        """[B, N, TOUCH] the maximum of `net` over both sides of the hand; `seen` [B, N, ...] is the same for either."""
+        same = torch.cat(seen, dim=-1)[:, :, None].expand(-1, -1, 2, -1)
+        return net(torch.cat([same, features.reach_features(p, away)], dim=-1)).amax(dim=2)
 
     def grade(self, scene: Scene, context: Context) -> Grades:
         """What holds in `scene`."""

@@ -19,6 +19,13 @@ LEVELS = torch.arange(0.01, 0.105, 0.01)  # m, from a flat box to a carton that 
 SIDES = torch.tensor([0.007, 0.015, 0.03, 0.045, 0.07, 0.1])  # m, from a finger's width to a basket's rim
 SOFT, TOUCH_FEATURES = 0.004, len(LEVELS) + 2 * len(SIDES)
 OBSTACLE_FEATURES = 7 + TOUCH_FEATURES
+# The hand's body is 20 cm wide along the axis on which the fingers open, and hangs 4.5 cm above the grip site: it stands on the
+# rim of a basket beside which the fingers reach for a can.
+PALM = (0.1, 0.05)  # m from the grip site: an end of the hand's body, and half-way there
+OUTLINE = torch.tensor([0.01, 0.025, 0.04, 0.055, 0.07, 0.085, 0.1])  # m from a thing's centre along the world's axes
+ROUND = torch.tensor([0.01, 0.02, 0.03, 0.04, 0.05])  # m, from a can's axis
+TALL = torch.arange(0.1, 0.205, 0.01)  # m above a thing's centre
+REACH_FEATURES = 2 * (len(PALM) + 1) * len(OUTLINE) + len(ROUND) + len(TALL)
 TILT = 0.04  # rad: a hand that points down is never far from it, and policies act on a degree
 FINGERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])  # finger joints -> width, asymmetry
 ROBOT_SCALE = torch.tensor([1 / 0.15] * 3 + [1.0] * 6 + [50.0, 100.0] + [10.0] * 2 + [4.0] * 6)
@@ -85,6 +92,21 @@ def touch_features(away: Tensor, axes: Tensor) -> Tensor:
     return torch.cat(
         [above, torch.tanh((beside[..., :1] - SIDES) / SOFT), torch.tanh((beside[..., 1:] - SIDES) / SOFT)], dim=-1
     )
+
+
+def reach_features(p: Parts, away: Tensor) -> Tensor:
+    """[B, N, 2, REACH_FEATURES], for either side of the hand: whether a finger, or the hand's body above it, is over a thing.
+
+    away [B, N, 3]: from the hand to the thing. Along the world's axes, on which boxes and baskets mostly lie.
+    """
+    axis = p.frame[..., 0]  # [B, 3] the fingers open along it, the first one backwards
+    side = axis.new_tensor([-1.0, 1.0])
+    out = torch.stack([p.fingers.abs(), *(torch.full_like(p.fingers, reach) for reach in PALM)], dim=-1) * side[:, None]
+    gap = away[:, :, None, None, :2] - (out[..., None] * axis[:, None, None])[:, None, :, :, :2]  # [B, N, 2, 3, 2]
+    outline = torch.tanh((gap.abs()[..., None] - OUTLINE) / SOFT).flatten(-3)
+    radius = gap[..., 0, :].square().sum(-1, keepdim=True).clamp(min=1e-8).sqrt()
+    above = torch.tanh((-away[..., 2:] - TALL) / SOFT)[:, :, None].expand(-1, -1, 2, -1)
+    return torch.cat([outline, torch.tanh((radius - ROUND) / SOFT), above], dim=-1)
 
 
 def obstacle_features(p: Parts, context: Context) -> Tensor:
