@@ -32,6 +32,7 @@ def load(*argv, cls=TrainConfig, **kwargs):
         (["--grpo.group_size=many"], "grpo.group_size"),
         (["--groups.kind=brnach"], "branch"),
         (["--groups.score=margin", "--debias.wait=false"], "is no reward"),
+        (["--world_model.look_noise=true", "--groups.kind=episode"], "fill the bank of starts"),
         (["--eval.init_ids=50"], "ids run from 0 to 49"),
         (["--env.init_ids=2000"], "ids run from 0 to 1999"),
         (["--env.split=official"], "share 50 initial states"),
@@ -76,6 +77,13 @@ def test_every_arm_is_reachable_from_a_saved_run_of_every_other(arm, tmp_path):
         extra = ["--anchors.fraction=0.1"] if arm in MIXED_ARMS else []
         cfg = load(f"--config_path={tmp_path / 'c.yaml'}", f"--arm={arm}", *extra)
         assert all(dotted(cfg, name) in allowed for name, allowed in ARMS[arm].items())
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_runs_from_the_main_config_with_nothing_else_named(arm):
+    """The ablation does: a switch of the main config that an arm cannot have would stop it at its first cell."""
+    main = next(path for path in CONFIGS if path.name == "libero_long.yaml")
+    assert load(f"--config_path={main}", f"--arm={arm}").arm == arm
 
 
 def test_an_arm_keeps_the_alternatives_it_allows():

@@ -48,7 +48,8 @@ def test_a_run_with_a_world_model_is_the_same_for_one_and_two_workers_and_when_r
     """Anchors and imagined groups share the workers: which worker imagines, and with what it has built, may change nothing."""
     wmrl = [*arguments, "--arm=wmrl", "--grpo.n_groups=20", "--anchors.fraction=0.1", "--debias.min_pairs=2", "--steps=2",
             "--world_model.fit_steps=4", "--world_model.decoder_steps=4", "--world_model.refit_every=1",
-            "--world_model.refit_steps=2", "--groups.start_episodes=6", "--groups.dream_resets=4",
+            "--world_model.refit_steps=2", "--world_model.look_noise=true", "--groups.start_episodes=6",
+            "--groups.dream_resets=4",
             "--groups.dream_episodes=2", "--groups.dream_every=2", "--groups.dream_looks=3",
             "--eval.before=false", "--eval.after=false"]  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"

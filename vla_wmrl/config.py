@@ -343,7 +343,7 @@ class TrainConfig:
             f"groups.dream_resets={self.groups.dream_resets}: without a world model nothing dreams, use 0",
         )
         require(
-            not self.world_model.look_noise or self.groups.kind == "branch",
+            not self.world_model.look_noise or self.world_model.kind == "none" or self.groups.kind == "branch",
             "world_model.look_noise takes its noise from the real episodes that fill the bank of starts: it needs "
             "groups.kind=branch",
         )
