@@ -55,6 +55,8 @@ def compare(model: StateSpaceModel, policy: FlowPolicy, task_id: int, files: lis
     row = {
         "task_id": task_id,
         "episodes": len(real),
+        "noise": args.noise,
+        "look_noise": bool(args.look_noise),
         "real_success": float(np.mean([bool(r["success"]) for r in real])),
         "real_interval": wilson(sum(bool(r["success"]) for r in real), len(real)),
         "imagined_success": float(np.mean([t.success for t in twins])),

@@ -178,7 +178,7 @@ def decoder(args: argparse.Namespace) -> None:
         last = inits % 6 == 3  # a sixth of the initial states checks the fit
         model.decoder.observe(task_id, states[~last], features[~last])
         held_out.setdefault(task_id, []).append((states[last], features[last]))
-    model.decoder.nets = {}  # anew: input scales and components belong to the looks
+    model.decoder.nets, model.decoder.residuals = {}, {}  # anew: input scales and components belong to the looks
 
     def log(task_id: int, i: int, loss: float, gap: float) -> None:
         if i % 100 == 0:

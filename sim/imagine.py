@@ -155,6 +155,8 @@ class WorldModelRuntime:
     def submit(self, what: Imagined, starts: Sequence[Start], then: Callable[[list], Any] = lambda results: results) -> Future:
         """A future of `then` of one result per start."""
         bare = tuple(replace(s, snapshot=None) for s in starts)
+        if self.cfg.world_model.look_noise and not self.model.decoder.residuals:
+            self.model.decoder.keep_residuals()  # looks are observed of the whole episodes that fill the bank of starts alone
         if self.policy.device.type != "cpu":
             done: Future = Future()
             done.set_result(then(what(self.model, self.policy, bare)))
@@ -191,8 +193,6 @@ class WorldModelRuntime:
         losses = self.model.fit(section.fit_steps) if section.path is None else {}
         if section.decoder_steps:
             self.model.fit_decoder(self.policy, section.decoder_steps)
-        if section.look_noise:  # the looks so far are those of the whole episodes that fill the bank of starts
-            self.model.decoder.keep_residuals()
         return self._fitted(losses)
 
     def refit(self) -> dict[str, float]:
