@@ -67,6 +67,7 @@ def compare(model: StateSpaceModel, policy: FlowPolicy, task_id: int, files: lis
         env = LiberoEnv(EnvSpec(task_id=task_id, image_size=0, stepping="fast"))
         wins = [episode_on_imagined_looks(env, model, policy, start, args) for start in starts]
         row["same_looks_success"] = float(np.mean(wins))
+        env.close()
     for look in EARLY:
         both = [(r["states"][look], t.states[look]) for r, t in zip(real, twins, strict=True)
                 if look < min(len(r["states"]), len(t.states))]  # fmt: skip

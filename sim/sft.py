@@ -121,8 +121,7 @@ def take_vision(policy: SmolVLAPolicy, source: str) -> None:
     """Copies vision encoder and connector of the checkpoint `source` into `policy`: a world model's decoder of its features
     then serves both. Raises UserError where their sizes differ."""
     other, *_ = checkpoint_io.load(source, "cpu")
-    seen = {name: value for name, value in other.state_dict().items() if any(part in name for part in FROZEN)}
-    own = {name: value for name, value in policy.state_dict().items() if any(part in name for part in FROZEN)}
+    seen, own = ({k: v for k, v in p.state_dict().items() if any(part in k for part in FROZEN)} for p in (other, policy))
     if {name: value.shape for name, value in seen.items()} != {name: value.shape for name, value in own.items()}:
         raise UserError(
             f"policy.vision_path: the vision of {source} has other sizes than the new policy: set policy.image_size, "

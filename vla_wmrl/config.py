@@ -203,7 +203,7 @@ class WorldModelConfig:
     refit_every: int = 0  # policy updates between two refits on the run's own data; 0: never
     refit_steps: int = 200  # gradient steps of a refit
     noise: bool = True  # imagination draws the dynamics' own noise, which says how sure they are
-    look_noise: bool = False  # imagined looks carry what the decoder leaves out of real ones (less than that of fitted ones)
+    look_noise: bool = False  # imagined looks carry what the decoder leaves out of real ones
 
     def validate(self) -> None:
         counts = (self.fit_steps, self.refit_steps, self.decoder_steps)

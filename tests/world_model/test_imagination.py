@@ -124,7 +124,7 @@ def test_without_a_decoder_the_error_says_so(tasks, policy, starts):
 
 
 def test_noise_of_looks_is_what_a_real_episode_had_that_the_decoder_leaves_out(make_model, policy, starts, tmp_path):
-    """RL must not read places off decoded features that no image shows: see docs/open-questions.md, "Fingers that stay"."""
+    """A policy can read places off decoded features that no image shows: see docs/open-questions.md, "Fingers that stay"."""
     model, task_id, first = make_model(), starts[0].task_id, 8
 
     def imagine(model, member=0, **more):

@@ -174,7 +174,7 @@ class Decoder:
         """[n, n_tokens, D] float32 for states [n, S].
 
         `looks`: (key of the rollout, look of the episode) of every row, to add what real looks had that a decoder leaves out.
-        Without, an object's place can be read off decoded features more precisely than off any image, and RL does.
+        Without, an object's place can be read off decoded features more precisely than off any image.
         """
         if task_id not in self.nets:
             raise UserError(f"the world model has no feature decoder for task {task_id}: observe looks of it and fit")
