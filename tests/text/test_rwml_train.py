@@ -72,6 +72,19 @@ def test_imitation_lowers_the_loss_and_a_trained_adapter_can_be_gone_on_from(arg
     assert [r["output"] for r in after] == [r["output"] for r in before]
 
 
+def test_a_prompt_that_cannot_fit_is_left_out_at_the_start_and_does_not_end_a_run_half_way(data, argv, tmp_path, tiny_model):
+    """A run ended after 60 of 80 updates, when the one long prompt of 1,250 was drawn."""
+    folder, (known, held) = tmp_path / "long", (triplets.read(data, "train"), triplets.read(data, "val"))
+    long = triplets.from_episode("alfworld", "task-long", "find it " * 400, 0, ["look"], ["desk 1", "desk 1"])
+    triplets.write(folder, {"train": [*known, *long], "val": held}, {"env": "alfworld"})
+    argv = [a for a in argv if not a.startswith("--triplets")]
+    run = tmp_path / "run"
+    assert cli.main([*argv, f"--triplets={folder}", "--model.max_prompt_tokens=600", "--method=sft", "--passes=1",
+                     "--eval.before=false", "--eval.after=false", f"--output_dir={run}"]) == 0  # fmt: skip
+    (manifest,) = json.loads((run / "manifest.json").read_text())["sessions"]
+    assert (manifest["train_triplets"], manifest["train_triplets_too_long"]) == (len(known), 1)
+
+
 def test_every_pass_over_the_triplets_sees_each_once_and_a_batch_depends_on_its_step_only(data):
     some = triplets.read(data, "train")
     seen = [t.id for step in range(5) for t in train.batch_of(some, step, 2, seed=0)]
@@ -130,6 +143,7 @@ def test_a_right_prediction_counts_and_a_generic_one_does_not(data):
         (["--lora.targets=query"], "no layers"),
         (["--start=no/such"], "no language model at"),
         (["--reward.embedder=package:no-such"], "pip install"),
+        (["--model.max_prompt_tokens=5"], "held-out prompts exceed"),
         (["--resume"], "nothing to resume"),
         (["--rank=3"], "unknown key"),
     ],

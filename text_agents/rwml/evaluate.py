@@ -40,14 +40,18 @@ def recent(triplet: Triplet, cfg: RwmlConfig) -> list[tuple[str, str]]:
     return triplet.turns if cfg.history is None else triplet.turns[max(0, len(triplet.turns) - cfg.history) :]
 
 
+def fitting(policy: LanguagePolicy, found: Sequence[Triplet], cfg: RwmlConfig) -> list[Triplet]:
+    """Those whose prompt fits into `model.max_prompt_tokens` without any history: a long one must not end a run half-way."""
+    return [t for t in found if len(_render(policy, t, ())) <= cfg.model.max_prompt_tokens]
+
+
+def _render(policy: LanguagePolicy, triplet: Triplet, turns: Sequence[tuple[str, str]]) -> list[int]:
+    return policy.chat.render([{"role": "user", "content": prompts.predict(triplet, turns)}])
+
+
 def prompt_ids(policy: LanguagePolicy, triplet: Triplet, cfg: RwmlConfig) -> tuple[list[int], int]:
     """(ids of the prompt that asks for the next state, history turns that did not fit)."""
-    turns = recent(triplet, cfg)
-
-    def render(some) -> list[int]:
-        return policy.chat.render([{"role": "user", "content": prompts.predict(triplet, some)}])
-
-    return fit_history(render, turns, cfg.model.max_prompt_tokens)
+    return fit_history(lambda some: _render(policy, triplet, some), recent(triplet, cfg), cfg.model.max_prompt_tokens)
 
 
 def evaluate(

@@ -21,13 +21,14 @@ from text_agents.imitation import imitate
 from text_agents.language_policy import LanguagePolicy
 from text_agents.order import batch_of
 from text_agents.rwml import easy_run, rewards, triplets
-from text_agents.rwml.evaluate import evaluate, held_out, prompt_ids
+from text_agents.rwml.evaluate import evaluate, fitting, held_out, prompt_ids, retold
 from text_agents.rwml.scoring import Reward, make_reward
 from text_agents.rwml.sft import label
 from text_agents.rwml.triplets import Triplet
 from text_agents.transcripts import Transcript
 from vla_wmrl import checkpoint
 from vla_wmrl.advantage import group_advantages
+from vla_wmrl.errors import require
 from vla_wmrl.learner import Learner
 from vla_wmrl.policies.noise import lineage
 from vla_wmrl.progress import Progress
@@ -115,8 +116,10 @@ def main(cfg: RwmlConfig) -> None:
         lora_rank=cfg.lora.rank, lora_alpha=cfg.lora.alpha, lora_targets=cfg.lora.targets, template=cfg.model.template,
         seed=cfg.seed,
     )  # fmt: skip
+    train, long = _without_long(policy, train, held, cfg)
+    val = fitting(policy, val, cfg)
     reward = make_reward(cfg.reward, embedder, cfg.model.device) if cfg.method == "rwml" and cfg.steps != 0 else None
-    folder = start_run(cfg.output_dir, cfg, _manifest(train, held, policy))
+    folder = start_run(cfg.output_dir, cfg, _manifest(train, held, policy) | {"train_triplets_too_long": long})
     filtered: dict[str, float] = {}
     if cfg.easy.enabled and cfg.steps != 0:
         train, report = easy_run.thin(cfg, policy, embedder, train, val, folder)
@@ -150,6 +153,20 @@ def main(cfg: RwmlConfig) -> None:
         policy.save(folder / "model")
         if cfg.eval.after:
             assess("after", steps)
+
+
+def _without_long(policy: LanguagePolicy, train: Sequence[Triplet], held: Sequence[Triplet], cfg: RwmlConfig):
+    """(the triplets to train on whose prompts fit, how many do not). Raises UserError where a held-out one does not fit:
+    leaving it out would change what is measured."""
+    asked = [retold(t) for t in held] if cfg.eval.retold else held
+    limit = f"model.max_prompt_tokens={cfg.model.max_prompt_tokens}"
+    over = len(asked) - len(fitting(policy, asked, cfg))
+    require(over == 0, f"{over} of {len(asked)} held-out prompts exceed {limit} without any history: raise it")
+    kept = fitting(policy, train, cfg)
+    require(len(kept) > 0, f"none of {len(train)} prompts to train on fits into {limit} without any history: raise it")
+    if long := len(train) - len(kept):
+        print(f"{long} of {len(train)} triplets left out: their prompts exceed {limit} without any history", flush=True)
+    return kept, long
 
 
 def _note(metrics: dict[str, float]) -> str:
