@@ -5,7 +5,8 @@
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
 piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
-Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md.
+Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md: success and cost of every arm, and
+differences between arms, paired over initial states on the seeds that both have, with a bootstrap over states.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cells import run_cell
-from vla_wmrl.stats import wilson
+from vla_wmrl.stats import Difference, paired_difference, wilson
 from vla_wmrl.tracking import read_jsonl, write_json
 
 ARMS = ("real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl")
-TRAINING = ("anchors", "starts", "world_model")  # purposes of real control steps that training paid for
+DIFFERENCES = (*((arm, "before") for arm in ARMS), *(("wmrl", arm) for arm in ARMS if arm != "wmrl"), ("debias", "mix"))
+COSTS = ("real_steps_train", "real_steps_once", "imagined_steps_train", "wall_s_train")
+RUN, ONCE = ("anchors", "starts"), "world_model"  # purposes of real control steps: of this run, and of the world model's data
 
 
 def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], list[dict]]:
@@ -41,7 +46,8 @@ def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], 
             summary.append({
                 "arm": arm, "seed": seed, "task_id": task, "phase": phase, "episodes": len(of_task),
                 "successes": sum(r["success"] for r in of_task), "policy_updates": metrics[-1]["step"],
-                "real_steps_train": sum(ledger.get(f"steps/real_{p}", 0) for p in TRAINING),
+                "real_steps_train": sum(ledger.get(f"steps/real_{p}", 0) for p in RUN),
+                "real_steps_once": ledger.get(f"steps/real_{ONCE}", 0),
                 "imagined_steps_train": ledger.get("steps/imagined_rollouts", 0),
                 "wall_s_train": round(training, 1), "wall_s_by_phase": {k: round(v, 1) for k, v in phases.items()},
             })  # fmt: skip
@@ -51,8 +57,8 @@ def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], 
 def table(rows: list[dict]) -> str:
     """Success per arm, pooled over seeds and tasks, with Wilson intervals."""
     lines = [
-        "| arm | seeds | before | after | gain | real steps | imagined steps | training wall s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| arm | seeds | before | after | gain | real steps a run | and once, for a world model | imagined steps | wall s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for arm in [a for a in ARMS if any(r["arm"] == a for r in rows)]:
         mine = [r for r in rows if r["arm"] == arm]
@@ -64,10 +70,45 @@ def table(rows: list[dict]) -> str:
             cells[phase] = (wins / n, f"{100 * wins / n:.1f} % [{100 * low:.1f}, {100 * high:.1f}] ({wins}/{n})")
         seeds = sorted({r["seed"] for r in mine})
         one = [next(r for r in mine if r["seed"] == s) for s in seeds]
-        mean = {k: sum(r[k] for r in one) / len(one) for k in ("real_steps_train", "imagined_steps_train", "wall_s_train")}
+        mean = {k: sum(r[k] for r in one) / len(one) for k in COSTS}
+        costs = " | ".join(f"{mean[k]:.0f}" for k in COSTS)
         lines.append(f"| {arm} | {len(seeds)} | {cells['before'][1]} | {cells['after'][1]} | "
-                     f"{100 * (cells['after'][0] - cells['before'][0]):+.1f} | {mean['real_steps_train']:.0f} | "
-                     f"{mean['imagined_steps_train']:.0f} | {mean['wall_s_train']:.0f} |")  # fmt: skip
+                     f"{100 * (cells['after'][0] - cells['before'][0]):+.1f} | {costs} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def less(episodes: list[dict], arm: str, other: str, task: int | None = None) -> tuple[Difference, int] | None:
+    """How far `arm` is above `other` ("before": the policy of then) in points of success, and on how many seeds both are there.
+
+    Paired over initial states, each the mean over these seeds: the interval says nothing about other seeds.
+    """
+    found: list[dict[tuple[int, int, int], float]] = [{}, {}]
+    for rows, name in zip(found, (other, arm), strict=True):
+        for r in episodes:
+            own = r["phase"] == "before" if name == "before" else (r["arm"], r["phase"]) == (name, "after")
+            if own and task in (None, r["task_id"]):
+                rows[r["seed"], r["task_id"], r["init_id"]] = 100.0 * r["success"]
+    keys = sorted(set(found[0]) & set(found[1]))
+    if not keys:
+        return None
+    states = sorted({key[1:] for key in keys})
+    pairs = [np.array([np.mean([rows[k] for k in keys if k[1:] == state]) for state in states]) for rows in found]
+    difference = paired_difference(*pairs, np.array([task_id for task_id, _ in states]), resample="episodes")
+    return difference, len({key[0] for key in keys})
+
+
+def differences(episodes: list[dict]) -> str:
+    """Table of all pairs that are there, over all tasks and task by task."""
+    tasks = sorted({r["task_id"] for r in episodes})
+    lines = [
+        "| points of success, paired over states | seeds | all [95 %] | " + " | ".join(f"task {t}" for t in tasks) + " |",
+        "|" + "---|" * (3 + len(tasks)),
+    ]
+    for arm, other in DIFFERENCES:
+        cells = [less(episodes, arm, other, task) for task in (None, *tasks)]
+        if cells[0] is not None:
+            said = [f"{d.value:+.1f} [{d.low:+.1f}, {d.high:+.1f}]" for d, _ in filter(None, cells)]
+            lines.append(f"| {arm} less {other} | {cells[0][1]} | " + " | ".join(said) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +141,7 @@ def write(runs: Path, out: Path) -> None:
     write_json(out / "summary.json", summary)
     with gzip.open(out / "episodes.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in episodes)
-    (out / "table.md").write_text(table(summary))
+    (out / "table.md").write_text(f"{table(summary)}\n{differences(episodes)}")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     python benchmarks/rwml_summary.py --runs base=RUN/eval_before "WM SFT=RUN/eval_after" --train_env_steps=1800 \\
         --agent=random --output_dir results/rwml
 
-NAME=FILE names an evaluation (without .jsonl). All must be of the same triplets; rows and lines of other agents (whose
-triplets they are), seeds and splits that the output has are kept. Accuracy is given at each --taus; the first is the one
-trained on. Differences to the first evaluation are paired (McNemar, exact). Beside all triplets: those whose next state
-the prompt determines (`text_agents.rwml.known`), and of these the ones that need what was seen before. "memory" is that
-rule's own prediction, "phrases" where it has none. Without tags there is no prediction; "_untagged_too" takes a whole
-reply as one where there are none.
+NAME=FILE names an evaluation (without .jsonl); a model named "base" saw no environment. All must be of the same
+triplets; rows and lines of other agents (whose triplets they are), seeds and splits that the output has are kept.
+Accuracy is given at each --taus; the first is the one trained on. Differences to the first evaluation are paired
+(McNemar, exact). Beside all triplets: those whose next state the prompt determines (`text_agents.rwml.known`), and of
+these the ones that need what was seen before. "memory" is that rule's own prediction, "phrases" where it has none.
+Without tags there is no prediction; "_untagged_too" takes a whole reply as one where there are none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
         said["memory"] = [found[first][i]["foretold"] or p for i, p in zip(ids, said["phrases"], strict=True)]
     distance = {name: embedder.distances(texts, true) for name, texts in said.items()}
     exact = {name: np.array([p == t for p, t in zip(texts, true, strict=True)]) for name, texts in said.items()}
-    rules = (*said, first)
+    untrained, rules = (*said, "base"), (*said, first)
     subsets = {"": np.ones(len(ids), bool)}
     subsets |= {name: of for name, of in (("_known", known != ""), ("_known_history", known == "history")) if of.any()}
     for name, rows in found.items():
@@ -72,7 +72,7 @@ def main() -> None:
         table.append({
             "env": "alfworld", "agent": args.agent, "method": method, "seed": args.seed, "split": args.split, "metric": metric,
             "value": float(right.mean()), "low": low, "high": high, "n": len(right),
-            "train_env_steps": 0 if method in rules else args.train_env_steps, **more,
+            "train_env_steps": 0 if method in untrained else args.train_env_steps, **more,
         })  # fmt: skip
 
     for method, far in distance.items():

@@ -1,0 +1,45 @@
+"""The main job's ablation: arms are compared on the same states and seeds, and a run's steps are not the world model's."""
+
+import json
+
+import pytest
+
+from benchmarks import ablation
+from vla_wmrl.tracking import write_json
+
+
+def cell(runs, arm, seed, wins, steps):
+    folder = runs / f"{arm}_{seed}"
+    folder.mkdir(parents=True)
+    rows = [{"task_id": t, "init_id": i, "seed": seed, "success": (t, i) in wins} for t in (0, 7) for i in range(4)]
+    (folder / "eval_after.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (runs / f"before_{seed}.jsonl").write_text("".join(json.dumps(r | {"success": r["init_id"] == 0}) + "\n" for r in rows))
+    (folder / "metrics.jsonl").write_text('{"step": 8}\n')
+    write_json(folder / "ledger.json", {"time/total_s": 9.0, "time/execute_s": 5.0, "time/evaluation_s": 4.0} | steps)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    steps = {"steps/real_anchors": 100, "steps/real_starts": 20}
+    cell(tmp_path, "wmrl", 0, {(0, 0), (0, 1), (0, 2), (7, 0)}, steps | {"steps/real_world_model": 5000})
+    cell(tmp_path, "real_branch", 0, {(0, 0), (7, 1)}, steps)
+    cell(tmp_path, "real_branch", 1, {(0, 3)}, steps)
+    return tmp_path
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have_and_task_by_task(runs, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    ablation.write(runs, out)
+    text = (out / "table.md").read_text()
+    assert "| real_branch less before | 2 | -6.2 [" in text  # 3 of 16 less 4 of 16
+    assert "| wmrl less real_branch | 1 | +25.0 [" in text  # 4 of 8 less 2 of 8: seed 1 has no wmrl
+    assert "] | +50.0 [" in text and text.rstrip().endswith(
+        "| +0.0 [-75.0, +75.0] |"
+    )  # task 0: 3 less 1 of 4, task 7: 1 less 1
+    assert "| wmrl | 1 | " in text and "| +25.0 | 120 | 5000 | 0 | 5 |" in text
+
+
+def test_the_steps_of_a_run_leave_out_what_the_world_model_was_fitted_on_once(runs):
+    rows, _ = ablation.rows_of("wmrl", 0, runs / "wmrl_0", runs)
+    assert {(r["real_steps_train"], r["real_steps_once"]) for r in rows} == {(120, 5000)}
