@@ -5,8 +5,8 @@
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
 piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
-Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md: success and cost of every arm, and
-differences between arms, paired over initial states on the seeds that both have, with a bootstrap over states.
+Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md (success and cost of every arm, and
+differences between arms, paired over initial states on the seeds that both have, with a bootstrap over states), arms.png.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cells import run_cell
+from benchmarks.cells import curve, run_cell
 from vla_wmrl.stats import Difference, paired_difference, wilson
 from vla_wmrl.tracking import read_jsonl, write_json
 
@@ -112,6 +112,34 @@ def differences(episodes: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plot(runs: Path, rows: list[dict], path: Path) -> None:
+    """Success after training by arm, for real, beside what the world model thinks of whole episodes while it trains."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    real, imagined = figure.subplots(1, 2)
+    there = [a for a in ARMS if any(r["arm"] == a for r in rows)]
+    for arm, phase in [*((a, "before") for a in there[:1]), *((a, "after") for a in there)]:
+        of = [r for r in rows if r["phase"] == phase and (phase == "before" or r["arm"] == arm)]
+        if phase == "before":  # the same policy for all arms of a seed
+            of = list({(r["seed"], r["task_id"]): r for r in of}.values())
+        wins, n = sum(r["successes"] for r in of), sum(r["episodes"] for r in of)
+        low, high = wilson(wins, n)
+        label = f"{arm if phase == 'after' else phase}\n{len({r['seed'] for r in of})} seeds"
+        error = 100 * np.array([[wins / n - low], [high - wins / n]])
+        real.bar(label, 100 * wins / n, color="0.7" if phase == "before" else f"C{ARMS.index(arm)}", yerr=error, capsize=3)
+        values = curve(runs, arm, "dream/success") if phase == "after" else np.empty(0)
+        known = np.isfinite(values)
+        if known.any():
+            imagined.plot(np.flatnonzero(known) + 1, 100 * values[known], "o-", color=f"C{ARMS.index(arm)}", label=arm)
+    real.set(title="official states, for real (95 % Wilson)", ylabel="success, %", ylim=(0, 100))
+    real.tick_params(axis="x", labelsize=8)
+    imagined.set(title="whole episodes in the world model", xlabel="update", ylabel="success, %", ylim=(0, 100))
+    if imagined.lines:
+        imagined.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config_path", default="configs/libero_long.yaml")
@@ -142,6 +170,7 @@ def write(runs: Path, out: Path) -> None:
     with gzip.open(out / "episodes.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in episodes)
     (out / "table.md").write_text(f"{table(summary)}\n{differences(episodes)}")
+    plot(runs, summary, out / "arms.png")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cells import run_cell
+from benchmarks.cells import curve, run_cell
 from vla_wmrl.stats import Difference, paired_difference
 from vla_wmrl.tracking import read_jsonl, write_json
 
@@ -99,14 +99,6 @@ def less(rows: list[dict], arm: str, other: str) -> Difference | None:
     if not keys:
         return None
     return paired_difference(*(np.array([own[key] for key in keys]) for own in by_arm), np.array([task for _, task in keys]))
-
-
-def curve(runs: Path, arm: str, name: str) -> np.ndarray:
-    """A metric of an arm by update, mean over the seeds that are there [updates]; empty without any."""
-    found = [[r.get(name) for r in read_jsonl(f / "metrics.jsonl")] for f in sorted(runs.glob(f"{arm}_*")) if f.is_dir()]
-    found = [np.array(values, float) for values in found if values]
-    shortest = min(map(len, found), default=0)
-    return np.mean([values[:shortest] for values in found], axis=0) if shortest else np.empty(0)
 
 
 def plot(runs: Path, rows: list[dict], path: Path) -> None:

@@ -14,7 +14,7 @@ def cell(runs, arm, seed, wins, steps):
     rows = [{"task_id": t, "init_id": i, "seed": seed, "success": (t, i) in wins} for t in (0, 7) for i in range(4)]
     (folder / "eval_after.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (runs / f"before_{seed}.jsonl").write_text("".join(json.dumps(r | {"success": r["init_id"] == 0}) + "\n" for r in rows))
-    (folder / "metrics.jsonl").write_text('{"step": 8}\n')
+    (folder / "metrics.jsonl").write_text('{"step": 8, "dream/success": 0.5}\n')
     write_json(folder / "ledger.json", {"time/total_s": 9.0, "time/execute_s": 5.0, "time/evaluation_s": 4.0} | steps)
 
 
@@ -32,6 +32,7 @@ def test_arms_are_compared_on_the_seeds_that_both_have_and_task_by_task(runs, tm
     out.mkdir()
     ablation.write(runs, out)
     text = (out / "table.md").read_text()
+    assert (out / "arms.png").stat().st_size > 10_000
     assert "| real_branch less before | 2 | -6.2 [" in text  # 3 of 16 less 4 of 16
     assert "| wmrl less real_branch | 1 | +25.0 [" in text  # 4 of 8 less 2 of 8: seed 1 has no wmrl
     assert "] | +50.0 [" in text and text.rstrip().endswith(
