@@ -5,7 +5,7 @@
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
 piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
-Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, table.md (success and cost of every arm, and
+Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, metrics.jsonl.gz, table.md (success and cost of every arm, and
 differences between arms, paired over initial states on the seeds that both have, with a bootstrap over states), arms.png.
 """
 
@@ -48,7 +48,7 @@ def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], 
                 "successes": sum(r["success"] for r in of_task), "policy_updates": metrics[-1]["step"],
                 "real_steps_train": sum(ledger.get(f"steps/real_{p}", 0) for p in RUN),
                 "real_steps_once": ledger.get(f"steps/real_{ONCE}", 0),
-                "imagined_steps_train": ledger.get("steps/imagined_rollouts", 0),
+                "imagined_steps_train": ledger.get("steps/imagined", 0),
                 "wall_s_train": round(training, 1), "wall_s_by_phase": {k: round(v, 1) for k, v in phases.items()},
             })  # fmt: skip
     return summary, episodes
@@ -160,15 +160,17 @@ def main() -> None:
 
 def write(runs: Path, out: Path) -> None:
     """The results so far."""
-    summary, episodes = [], []
+    summary, episodes, metrics = [], [], []
     for folder in sorted(runs.iterdir()):
         if (folder / "ledger.json").exists():
             arm, _, seed = folder.name.rpartition("_")
             more = rows_of(arm, int(seed), folder, runs)
             summary, episodes = summary + more[0], episodes + more[1]
+            metrics += [{"arm": arm, "seed": int(seed), **row} for row in read_jsonl(folder / "metrics.jsonl")]
     write_json(out / "summary.json", summary)
-    with gzip.open(out / "episodes.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(row) + "\n" for row in episodes)
+    for name, rows in (("episodes", episodes), ("metrics", metrics)):
+        with gzip.open(out / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
     (out / "table.md").write_text(f"{table(summary)}\n{differences(episodes)}")
     plot(runs, summary, out / "arms.png")
 
