@@ -5,8 +5,9 @@
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
 piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
-Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, metrics.jsonl.gz, table.md (success and cost of every arm, and
-differences between arms, paired over initial states on the seeds that both have, with a bootstrap over states), arms.png.
+Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, metrics.jsonl.gz, table.md (success and
+cost of every arm, and differences between arms, paired over initial states on the seeds that both have, with a
+bootstrap over states), arms.png.
 """
 
 from __future__ import annotations
