@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from toy_world import SMALL, TOKENS, WIDTH, ToyPolicy, make_task, make_trace
 
+from tests.world_model.toy_world import SMALL, TOKENS, WIDTH, ToyPolicy, make_task, make_trace
 from vla_wmrl.types import Start
 from vla_wmrl.world_model.latent import StateSpaceModel
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from toy_world import ToyPolicy, make_trace
 
 from sim.dreams import Dreams, DreamtStarts
+from tests.world_model.toy_world import ToyPolicy, make_trace
 from vla_wmrl.config import GroupsConfig, TrainConfig
 from vla_wmrl.types import Start
 

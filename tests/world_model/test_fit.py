@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from toy_world import SMALL, make_trace
 
+from tests.world_model.toy_world import SMALL, make_trace
 from vla_wmrl.errors import UserError
 from vla_wmrl.world_model.latent import FitConfig, StateSpaceModel
 

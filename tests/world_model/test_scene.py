@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from toy_world import make_trace
 
+from tests.world_model.toy_world import make_trace
 from vla_wmrl.world_model import features, latent
 from vla_wmrl.world_model.dynamics import Dynamics, Scene
 from vla_wmrl.world_model.geometry import axis_angle, matrix, quaternion, rot6, turn
