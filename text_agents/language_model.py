@@ -111,6 +111,10 @@ def load_model(path: str = DEFAULT_MODEL, device: str = "cpu", dtype: str = "flo
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise UserError(f"no language model at {path}: pass a folder of one, or {DEFAULT_MODEL}") from error
+    if str(device) == "cpu":
+        from text_agents.attention import use_grouped
+
+        use_grouped(model)
     return model.to(device).eval(), load_tokenizer(path)
 
 
