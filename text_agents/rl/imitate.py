@@ -1,4 +1,8 @@
-"""Imitation of the games' own walkthroughs as conversations: a start for models that write no commands of themselves."""
+"""Imitation of the games' own walkthroughs as conversations: a start for models that write no commands of themselves.
+
+A walkthrough knows where things are: it never looks in vain, so whoever imitates it alone does not know how to go on from a
+place where the thing is not. `searching` puts such visits before it.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +45,37 @@ class Teacher:
         """One conversation: there is nothing to choose."""
 
 
+SEARCHES = 3  # places at most that a searching demonstration looks at in vain
+
+
+def searching(game: Game, rng: np.random.Generator) -> list[str]:
+    """The walkthrough, after 0 to `SEARCHES` visits to places that hold nothing of the kinds it takes; closed ones are opened."""
+    kinds = {command.split()[1] for command in game.walkthrough if command.startswith("take ")}
+    state, _ = game.start()
+    others = [c for c in state.commands if c.startswith("go to ") and c not in game.walkthrough]
+    visits: list[str] = []
+    for place in rng.permutation(others)[: rng.integers(SEARCHES + 1)]:
+        visit = [str(place)]
+        there, seen = game.step(state, visit[0])
+        opening = visit[0].replace("go to", "open", 1)
+        if opening in there.commands:
+            visit.append(opening)
+            there, seen = game.step(there, opening)
+        if not kinds & set(seen.replace(",", "").split()):
+            state, visits = there, visits + visit
+    return [*visits, *game.walkthrough]
+
+
 def demonstration(policy: LanguagePolicy, games: Sequence[Game], number: int, cfg: TextRlConfig) -> EpisodeRollout:
-    """The walkthrough of a game as a transcript. Raises UserError for a game without one."""
+    """The walkthrough of a game as a transcript, by `cfg.demonstrations`. Raises UserError for a game without one."""
     game = games[number]
     require(len(game.walkthrough) > 0, f"{game.path} carries no walkthrough to imitate")
+    plan = game.walkthrough
+    if cfg.demonstrations == "searching":
+        plan = searching(game, np.random.default_rng([cfg.seed, int(game.digest[:8], 16)]))
     world = GameWorld(games, cfg.train_max_steps)
     [(rollout,)] = roll(
-        Teacher(policy, game.walkthrough), world, [Start(task_id=number, init_id=number)], 1, (cfg.seed, 0), cfg.episodes,
+        Teacher(policy, plan), world, [Start(task_id=number, init_id=number)], 1, (cfg.seed, 0), cfg.episodes,
         cfg.model.max_new_tokens, cfg.model.max_prompt_tokens,
     )  # fmt: skip
     return rollout
