@@ -1,10 +1,12 @@
 """All arms of the ablation on the shipped policy: runs the (arm, seed) cells that are missing, then writes the table.
 
     python benchmarks/ablation.py --config_path=configs/libero_long.yaml --arms=real,real_branch,wm,mix,debias,denoise,wmrl \\
-        --seeds=0,1,2 --runs=outputs/ablation --output_dir=results/ablation [--steps=20 ...]
+        --seeds=0,1,2 --runs=outputs/ablation --output_dir=results/ablation [--variant=NAME] [--steps=20 ...]
 
 Every cell is an ordinary `vla-wmrl train` run and resumes from its own checkpoints, so that the grid fills piece by
-piece. What stands before evaluation is the same policy for all cells of a seed: it is evaluated once a seed.
+piece; cells of an earlier table whose run folders are gone stay in it. `--variant` names what further options change: its
+cells are an arm of their own, "wmrl-NAME". What stands before evaluation is the same policy for all cells of a seed: it is
+evaluated once a seed.
 Writes summary.json (a row per arm, seed, task and phase), episodes.jsonl.gz, metrics.jsonl.gz, table.md (success and
 cost of every arm, and differences between arms, paired over initial states on the seeds that both have, with a
 bootstrap over states), arms.png.
@@ -13,7 +15,6 @@ bootstrap over states), arms.png.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -22,14 +23,29 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cells import curve, run_cell
+from benchmarks.cells import add, curve, run_cell
 from vla_wmrl.stats import Difference, paired_difference, wilson
-from vla_wmrl.tracking import read_jsonl, write_json
+from vla_wmrl.tracking import read_jsonl
 
 ARMS = ("real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl")
-DIFFERENCES = (*((arm, "before") for arm in ARMS), *(("wmrl", arm) for arm in ARMS if arm != "wmrl"), ("debias", "mix"))
+PAIRS = (*(("wmrl", arm) for arm in ARMS if arm != "wmrl"), ("mix", "wm"), ("debias", "mix"), ("denoise", "mix"))
 COSTS = ("real_steps_train", "real_steps_once", "imagined_steps_train", "wall_s_train")
 RUN, ONCE = ("anchors", "starts"), "world_model"  # purposes of real control steps: of this run, and of the world model's data
+
+
+def arms_of(rows: list[dict]) -> list[str]:
+    """The arms that are there in the order of `ARMS`, each before its variants ("wmrl-NAME")."""
+    return sorted({r["arm"] for r in rows}, key=lambda arm: (ARMS.index(arm.partition("-")[0]), arm))
+
+
+def pairs_of(arms: list[str]) -> list[tuple[str, str]]:
+    """What is compared: every arm with the policy before, a variant with its arm, and `PAIRS`, a variant in its arm's place."""
+    variants = [a for a in arms if "-" in a]
+    pairs = [(arm, "before") for arm in arms] + list(PAIRS)
+    for variant in variants:
+        base = variant.partition("-")[0]
+        pairs += [(variant, base), *(((variant, b) if a == base else (a, variant)) for a, b in PAIRS if base in (a, b))]
+    return pairs
 
 
 def rows_of(arm: str, seed: int, folder: Path, runs: Path) -> tuple[list[dict], list[dict]]:
@@ -61,7 +77,7 @@ def table(rows: list[dict]) -> str:
         "| arm | seeds | before | after | gain | real steps a run | and once, for a world model | imagined steps | wall s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for arm in [a for a in ARMS if any(r["arm"] == a for r in rows)]:
+    for arm in arms_of(rows):
         mine = [r for r in rows if r["arm"] == arm]
         cells = {}
         for phase in ("before", "after"):
@@ -105,7 +121,7 @@ def differences(episodes: list[dict]) -> str:
         "| points of success, paired over states | seeds | all [95 %] | " + " | ".join(f"task {t}" for t in tasks) + " |",
         "|" + "---|" * (3 + len(tasks)),
     ]
-    for arm, other in DIFFERENCES:
+    for arm, other in pairs_of(arms_of(episodes)):
         cells = [less(episodes, arm, other, task) for task in (None, *tasks)]
         if cells[0] is not None:
             said = [f"{d.value:+.1f} [{d.low:+.1f}, {d.high:+.1f}]" for d, _ in filter(None, cells)]
@@ -113,26 +129,26 @@ def differences(episodes: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(runs: Path, rows: list[dict], path: Path) -> None:
+def plot(metrics: list[dict], rows: list[dict], path: Path) -> None:
     """Success after training by arm, for real, beside what the world model thinks of whole episodes while it trains."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     real, imagined = figure.subplots(1, 2)
-    there = [a for a in ARMS if any(r["arm"] == a for r in rows)]
+    there = arms_of(rows)
     for arm, phase in [*((a, "before") for a in there[:1]), *((a, "after") for a in there)]:
         of = [r for r in rows if r["phase"] == phase and (phase == "before" or r["arm"] == arm)]
         if phase == "before":  # the same policy for all arms of a seed
             of = list({(r["seed"], r["task_id"]): r for r in of}.values())
         wins, n = sum(r["successes"] for r in of), sum(r["episodes"] for r in of)
         low, high = wilson(wins, n)
-        label = f"{arm if phase == 'after' else phase}\n{len({r['seed'] for r in of})} seeds"
+        label = f"{arm.replace('-', chr(10)) if phase == 'after' else phase}\n{len({r['seed'] for r in of})} seeds"
         error = 100 * np.array([[wins / n - low], [high - wins / n]])
-        real.bar(label, 100 * wins / n, color="0.7" if phase == "before" else f"C{ARMS.index(arm)}", yerr=error, capsize=3)
-        values = curve(runs, arm, "dream/success") if phase == "after" else np.empty(0)
+        real.bar(label, 100 * wins / n, color="0.7" if phase == "before" else f"C{there.index(arm)}", yerr=error, capsize=3)
+        values = curve(metrics, arm, "dream/success") if phase == "after" else np.empty(0)
         known = np.isfinite(values)
         if known.any():
-            imagined.plot(np.flatnonzero(known) + 1, 100 * values[known], "o-", color=f"C{ARMS.index(arm)}", label=arm)
+            imagined.plot(np.flatnonzero(known) + 1, 100 * values[known], "o-", color=f"C{there.index(arm)}", label=arm)
     real.set(title="official states, for real (95 % Wilson)", ylabel="success, %", ylim=(0, 100))
     real.tick_params(axis="x", labelsize=8)
     imagined.set(title="whole episodes in the world model", xlabel="update", ylabel="success, %", ylim=(0, 100))
@@ -144,6 +160,7 @@ def plot(runs: Path, rows: list[dict], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config_path", default="configs/libero_long.yaml")
+    parser.add_argument("--variant", default="")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--runs", default="outputs/ablation")
@@ -155,7 +172,8 @@ def main() -> None:
     for seed in map(int, args.seeds.split(",")):
         for arm in args.arms.split(","):
             command = ["train", f"--config_path={args.config_path}", f"--arm={arm}", f"--seed={seed}", *extra]
-            run_cell(command, runs / f"{arm}_{seed}", runs / f"before_{seed}.jsonl")
+            name = f"{arm}-{args.variant}" if args.variant else arm
+            run_cell(command, runs / f"{name}_{seed}", runs / f"before_{seed}.jsonl")
             write(runs, out)
 
 
@@ -168,12 +186,10 @@ def write(runs: Path, out: Path) -> None:
             more = rows_of(arm, int(seed), folder, runs)
             summary, episodes = summary + more[0], episodes + more[1]
             metrics += [{"arm": arm, "seed": int(seed), **row} for row in read_jsonl(folder / "metrics.jsonl")]
-    write_json(out / "summary.json", summary)
-    for name, rows in (("episodes", episodes), ("metrics", metrics)):
-        with gzip.open(out / f"{name}.jsonl.gz", "wt") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    summary, episodes = add(out / "summary.json", summary), add(out / "episodes.jsonl.gz", episodes)
+    metrics = add(out / "metrics.jsonl.gz", metrics)
     (out / "table.md").write_text(f"{table(summary)}\n{differences(episodes)}")
-    plot(runs, summary, out / "arms.png")
+    plot(metrics, summary, out / "arms.png")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
         --runs=outputs/research_ablation --output_dir=results/autoresearch [--steps=20 ...]
 
 Every cell is an ordinary `vla-wmrl research train` run and resumes from its own checkpoints, so that the grid fills
-piece by piece; cells share one memory of sandbox outcomes, which changes the wall time and nothing else. The policy
-before training is the same for all arms of a seed: it is evaluated once a seed, as the arm "before".
+piece by piece, and cells of an earlier table whose run folders are gone stay in it; cells share one memory of sandbox
+outcomes, which changes the wall time and nothing else. The policy before training is the same for all arms of a seed: it is
+evaluated once a seed, as the arm "before".
 
 Writes summary.json, a row an (arm, seed, task): `percentile` is the mean over `n` trajectories of the best turn's
 HumanRank on the task, in percent; `sandbox_s` and `wall_s` are those of *training* the cell, the same on all its rows
@@ -23,9 +24,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cells import curve, run_cell
+from benchmarks.cells import add, curve, run_cell
 from vla_wmrl.stats import Difference, paired_difference
-from vla_wmrl.tracking import read_jsonl, write_json
+from vla_wmrl.tracking import read_jsonl
 
 ARMS = ("real", "wm", "mix", "debias", "denoise", "wmrl")
 DIFFERENCES = (*((arm, "before") for arm in ARMS), ("wmrl", "mix"), ("wmrl", "wm"), ("debias", "mix"), ("denoise", "mix"))
@@ -52,6 +53,13 @@ def cell_rows(folder: Path) -> list[dict]:
     phases = {k: v for k, v in ledger.items() if k.startswith("time/") and k not in ("time/total_s", "time/evaluation_s")}
     spent = ledger.get("worker_time/sandbox_anchors_s", 0.0)
     return rows_of(arm, int(seed), read_jsonl(folder / "eval_after.jsonl"), spent, sum(phases.values()))
+
+
+def metric_rows(folder: Path) -> list[dict]:
+    """What the plot reads of a cell's updates."""
+    arm, _, seed = folder.name.rpartition("_")
+    keys = ("step", "reward/wm_mean", "reward/env_mean")
+    return [{"arm": arm, "seed": int(seed), **{k: r.get(k) for k in keys}} for r in read_jsonl(folder / "metrics.jsonl")]
 
 
 def table(rows: list[dict]) -> str:
@@ -101,7 +109,7 @@ def less(rows: list[dict], arm: str, other: str) -> Difference | None:
     return paired_difference(*(np.array([own[key] for key in keys]) for own in by_arm), np.array([task for _, task in keys]))
 
 
-def plot(runs: Path, rows: list[dict], path: Path) -> None:
+def plot(metrics: list[dict], rows: list[dict], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -113,7 +121,7 @@ def plot(runs: Path, rows: list[dict], path: Path) -> None:
         if points:
             axes[0].plot(*np.array([np.mean(p, axis=0) for p in points]).T, "o", color=f"C{i}", label=arm)
         for ax, name in ((axes[1], "reward/wm_mean"), (axes[2], "reward/env_mean")):
-            values = curve(runs, arm, name)
+            values = curve(metrics, arm, name)
             if len(values) and np.isfinite(values).any():
                 ax.plot(np.arange(1, len(values) + 1), values, color=f"C{i}", label=arm)
     axes[0].set(title="held-out percentile, a point a seed", xlabel="sandbox seconds of training")
@@ -128,14 +136,16 @@ def plot(runs: Path, rows: list[dict], path: Path) -> None:
 def write(runs: Path, out: Path) -> None:
     """The results so far."""
     rows: list[dict] = []
+    metrics: list[dict] = []
     for path in sorted(runs.glob("before_*.jsonl")):
         rows += rows_of("before", int(path.stem.rpartition("_")[2]), read_jsonl(path), 0.0, 0.0)
     for folder in sorted(p for p in runs.iterdir() if (p / "ledger.json").exists()):
         rows += cell_rows(folder)
+        metrics += metric_rows(folder)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "summary.json", rows)
+    rows, metrics = add(out / "summary.json", rows), add(out / "metrics.jsonl.gz", metrics)
     (out / "table.md").write_text(table(rows), encoding="utf-8")
-    plot(runs, rows, out / "curves.png")
+    plot(metrics, rows, out / "curves.png")
 
 
 def main() -> None:

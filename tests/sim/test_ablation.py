@@ -1,10 +1,13 @@
 """The main job's ablation: arms are compared on the same states and seeds, and a run's steps are not the world model's."""
 
+import gzip
 import json
+import shutil
 
 import pytest
 
 from benchmarks import ablation
+from benchmarks.cells import curve
 from vla_wmrl.tracking import write_json
 
 
@@ -44,3 +47,35 @@ def test_arms_are_compared_on_the_seeds_that_both_have_and_task_by_task(runs, tm
 def test_the_steps_of_a_run_leave_out_what_the_world_model_was_fitted_on_once(runs):
     rows, _ = ablation.rows_of("wmrl", 0, runs / "wmrl_0", runs)
     assert {(r["real_steps_train"], r["real_steps_once"]) for r in rows} == {(120, 5000)}
+
+
+def test_cells_whose_run_folders_are_gone_stay_in_the_table(runs, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    ablation.write(runs, out)
+    before = (out / "table.md").read_text()
+    shutil.rmtree(runs / "wmrl_0")
+    shutil.rmtree(runs / "real_branch_1")
+    ablation.write(runs, out)
+    assert (out / "table.md").read_text() == before
+    for name in ("episodes", "metrics"):
+        rows = [json.loads(line) for line in gzip.decompress((out / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+        assert {(r["arm"], r["seed"]) for r in rows} == {("wmrl", 0), ("real_branch", 0), ("real_branch", 1)}
+    cell(runs, "wmrl", 0, set(), {})  # run again: takes the old cell's place
+    ablation.write(runs, out)
+    assert "| wmrl less before | 1 | -25.0 [" in (out / "table.md").read_text()
+
+
+def test_a_variant_is_an_arm_of_its_own_and_is_compared_with_its_arm(runs, tmp_path):
+    cell(runs, "wmrl-long", 0, {(0, 0)}, {})
+    out = tmp_path / "out"
+    out.mkdir()
+    ablation.write(runs, out)
+    text = (out / "table.md").read_text()
+    assert "| wmrl-long less wmrl | 1 | -37.5 [" in text and "| wmrl-long less real_branch | 1 | -12.5 [" in text
+    assert ablation.arms_of(json.loads((out / "summary.json").read_text())) == ["real_branch", "wmrl", "wmrl-long"]
+
+
+def test_the_curve_of_an_arm_is_not_that_of_arms_whose_names_begin_with_its():
+    rows = [{"arm": arm, "seed": 0, "x": value} for arm, value in (("real", 1.0), ("real_branch", 0.0), ("real-long", 3.0))]
+    assert curve(rows, "real", "x").tolist() == [1.0]

@@ -121,7 +121,7 @@ class TextRlConfig:
     output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
     env: Literal["alfworld", "tau2"] = "alfworld"
     method: Literal["rl", "sft"] = "rl"  # reinforcement learning, or imitation of the games' walkthroughs, a start for it
-    demonstrations: Literal["walkthrough", "searching"] = "walkthrough"  # of method=sft; searching: looks in vain at times first
+    demonstrations: Literal["walkthrough", "searching"] = "walkthrough"  # of method=sft; searching: in vain at first
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
     seed: int = 0

@@ -49,7 +49,7 @@ SEARCHES = 3  # places at most that a searching demonstration looks at in vain
 
 
 def searching(game: Game, rng: np.random.Generator) -> list[str]:
-    """The walkthrough, after 0 to `SEARCHES` visits to places that hold nothing of the kinds it takes; closed ones are opened."""
+    """The walkthrough, after 0 to `SEARCHES` visits to places without the kinds of things it takes; closed ones are opened."""
     kinds = {command.split()[1] for command in game.walkthrough if command.startswith("take ")}
     state, _ = game.start()
     others = [c for c in state.commands if c.startswith("go to ") and c not in game.walkthrough]
