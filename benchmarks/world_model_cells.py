@@ -1,9 +1,10 @@
 """Real and imagined rollouts of several policies from the same held-out starts, with the same noise keys (gate b).
 
-Starts are branch starts that the first policy passes through, spread over its rollouts. Run:
+Starts are branch starts that the first policy passes through, spread over its rollouts. Of every rollout: success, the gain of
+progress, and whether the next milestone is passed within `--decided` looks, which is what RL pays a branch for. Run:
 
-    python benchmarks/world_model_cells.py --world_model=DIR --policies=CKPT@0.1,CKPT@0.5,OTHER@0.1 --task_ids=0 \
-        --inits=150:160 --members=8 --looks=8 --output=cells.npz
+    python benchmarks/world_model_cells.py --world_model=DIR --policies=CKPT@0.0,CKPT@0.5,OTHER@0.0 --task_ids=0,1,7 \
+        --inits=150:160 --members=8 --looks=40 --output=cells.npz
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from sim.execute import NO_LIMIT
+from sim.imagine import task_specs
 from sim.libero import EnvSpec
+from sim.rewards import mark, passes
 from sim.rollout import PolicyRef, RolloutJob
 from sim.workers import Pool
 from vla_wmrl.policies.flow import FlowPolicy
@@ -28,8 +33,10 @@ from vla_wmrl.world_model.latent import StateSpaceModel
 SEED = (77,)
 
 
-def branch_starts(pool: Pool, specs: dict[int, EnvSpec], inits: range, policy: PolicyRef, each: int) -> list[Start]:
-    """`each` starts of one rollout per (task, init), evenly spread over it."""
+def branch_starts(
+    pool: Pool, specs: dict[int, EnvSpec], inits: range, policy: PolicyRef, each: int, conjuncts: dict[int, int]
+) -> list[Start]:
+    """`each` starts of one rollout per (task, init), evenly spread over it, with the milestones that it had passed by then."""
     jobs = [
         RolloutJob(spec, (Start(task, i),), (0,), policy, SEED, keep_starts=True, width=1)
         for task, spec in specs.items()
@@ -37,14 +44,16 @@ def branch_starts(pool: Pool, specs: dict[int, EnvSpec], inits: range, policy: P
     ]
     found = []
     for recorded in pool.map(jobs):
-        every = recorded[0].starts
+        every = mark(recorded[0].starts, recorded[0].rollout.progress, conjuncts[recorded[0].rollout.start.task_id])
         found += [every[k] for k in np.linspace(0, len(every) - 1, each + 2).astype(int)[1:-1]]
     return found
 
 
-def outcome(rollout: Rollout) -> tuple[float, float]:
-    """Success and gain of stage progress."""
-    return float(rollout.success), float(rollout.progress[-1] - rollout.progress[0])
+def outcome(rollout: Rollout, looks: int, conjuncts: dict[int, int]) -> dict[str, float]:
+    """Success, gain of stage progress, and passing of the next milestone within `looks` (1 or 0)."""
+    path = rollout.progress
+    next_one = passes(rollout.start, float(max(path[1 : looks + 1])), conjuncts[rollout.start.task_id])
+    return {"": float(rollout.success), "_gain": float(path[-1] - path[0]), "_passed": float(next_one)}
 
 
 def main() -> None:
@@ -56,7 +65,9 @@ def main() -> None:
     parser.add_argument("--starts_each", type=int, default=3)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--looks", type=int, default=8)
-    parser.add_argument("--image_size", type=int, default=64)
+    parser.add_argument("--decided", type=int, default=8, help="looks within which a branch passes its next milestone, or not")
+    parser.add_argument("--noise", action=argparse.BooleanOptionalAction, default=False, help="the dynamics' own noise")
+    parser.add_argument("--image_size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
@@ -69,33 +80,32 @@ def main() -> None:
     }
     names = args.policies.split(",")
     refs = {n: PolicyRef(n.rsplit("@", 1)[0], eta=float(n.rsplit("@", 1)[1])) for n in names}
-    rows: dict[str, list] = {
-        k: [] for k in ("policy", "task", "init", "look", "real", "imagined", "real_gain", "imagined_gain")
-    }
+    rows: defaultdict[str, list] = defaultdict(list)
     with Pool(args.workers) as pool:
-        starts = branch_starts(pool, specs, range(first, last), refs[names[0]], args.starts_each)
+        conjuncts = {task: len(spec.goal) for task, spec in task_specs(pool, specs).items()}
+        starts = branch_starts(pool, specs, range(first, last), refs[names[0]], args.starts_each, conjuncts)
         members = tuple(range(args.members))
         for name, ref in refs.items():
             begun = time.monotonic()
             jobs = [
-                RolloutJob(specs[s.task_id], (s,) * len(members), members, ref, SEED, max_looks=args.looks, width=8)
+                RolloutJob(
+                    specs[s.task_id], (s,) * len(members), members, ref, SEED, max_looks=args.looks, max_steps=NO_LIMIT, width=8
+                )
                 for s in starts
             ]
-            real = [[outcome(r.rollout) for r in recorded] for recorded in pool.map(jobs)]
+            real = [outcome(r.rollout, args.decided, conjuncts) for recorded in pool.map(jobs) for r in recorded]
             middle = time.monotonic()
             policy = FlowPolicy.from_pretrained(ref.path, ref.eta, ref.sde)
             every = [s for s in starts for _ in members]
-            twins = model.imagine(policy, every, list(members) * len(starts), SEED, args.looks)
+            twins = model.imagine(policy, every, list(members) * len(starts), SEED, args.looks, noisy=args.noise)
+            imagined = [outcome(r, args.decided, conjuncts) | {"": r.p_success} for r in twins]
             for k, start in enumerate(starts):
-                mine = twins[k * len(members) : (k + 1) * len(members)]
-                rows["policy"].append(name)
-                rows["task"].append(start.task_id)
-                rows["init"].append(start.init_id)
-                rows["look"].append(start.look)
-                rows["real"].append([s for s, _ in real[k]])
-                rows["real_gain"].append([g for _, g in real[k]])
-                rows["imagined"].append([r.p_success for r in mine])
-                rows["imagined_gain"].append([outcome(r)[1] for r in mine])
+                mine = range(k * len(members), (k + 1) * len(members))
+                for key, value in (("policy", name), ("task", start.task_id), ("init", start.init_id), ("look", start.look)):
+                    rows[key].append(value)
+                for what in imagined[0]:
+                    rows[f"real{what}"].append([real[i][what] for i in mine])
+                    rows[f"imagined{what}"].append([imagined[i][what] for i in mine])
             seconds = (middle - begun, time.monotonic() - middle)
             print(f"{name}: {len(starts)} starts, real {seconds[0]:.0f} s, imagined {seconds[1]:.0f} s", flush=True)
             np.savez_compressed(args.output, **{k: np.array(v) for k, v in rows.items()})

@@ -169,9 +169,11 @@ def replays(args: argparse.Namespace) -> dict:
 
 
 def closed_loop(args: argparse.Namespace) -> dict:
-    """`cells`: npz with policy [c], init [c], real [c, m], imagined [c, m] (see benchmarks/world_model_cells.py)."""
+    """`cells`: npz with policy [c], task [c], init [c], real [c, m], imagined [c, m] (see benchmarks/world_model_cells.py)."""
     data = np.load(args.cells)
-    real, imagined, init, policy = data["real"].mean(1), data["imagined"].mean(1), data["init"], data["policy"]
+    real, imagined, policy, task = data["real"].mean(1), data["imagined"].mean(1), data["policy"], data["task"]
+    init = 1000 * task + data["init"]
+    passed, imagined_passed = data["real_passed"].mean(1), data["imagined_passed"].mean(1)
     gain, imagined_gain = data["real_gain"].mean(1), data["imagined_gain"].mean(1)
     rank = interval(lambda i: stats.spearman(real[i], imagined[i]), init)
     of = {str(p): policy == p for p in np.unique(policy)}
@@ -181,8 +183,20 @@ def closed_loop(args: argparse.Namespace) -> dict:
         "rank_correlation": rank,
         "cells_with_a_success": int((real > 0).sum()),  # at the floor of success, progress tells more
         "rank_correlation_of_progress_gain": interval(lambda i: stats.spearman(gain[i], imagined_gain[i]), init),
+        "rank_correlation_of_passing": interval(lambda i: stats.spearman(passed[i], imagined_passed[i]), init),
+        "rank_correlation_within_task": {
+            int(t): {
+                "success": stats.spearman(real[task == t], imagined[task == t]),
+                "passing": stats.spearman(passed[task == t], imagined_passed[task == t]),
+            }
+            for t in np.unique(task)
+        },
         "rank_correlation_within_policy": {p: stats.spearman(real[i], imagined[i]) for p, i in of.items()},
-        "policies": {p: {"real": float(real[i].mean()), "imagined": float(imagined[i].mean())} for p, i in of.items()},
+        "policies": {
+            p: {"real": float(real[i].mean()), "imagined": float(imagined[i].mean()),
+                "real_passed": float(passed[i].mean()), "imagined_passed": float(imagined_passed[i].mean())}
+            for p, i in of.items()
+        },
         "passed": {"rank correlation >= 0.6": rank["value"] >= 0.6, ">= 8 rollouts a cell": data["real"].shape[1] >= 8},
     }  # fmt: skip
 
