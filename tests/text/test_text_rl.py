@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from text_agents.alfworld_games import find_games
 from text_agents.rl import imagine
+from text_agents.rl.imitate import searching
 from text_agents.rwml import prompts
 from vla_wmrl import cli
 from vla_wmrl.tracking import read_jsonl
@@ -89,6 +92,27 @@ def test_imitation_of_walkthroughs_lowers_the_loss_resumes_and_its_model_can_be_
     assert last["loss/nll"] < first["loss/nll"] - 0.05 and first["steps/real_demonstrations"] > 0
     on = ["--steps=0", f"--start={whole / 'model'}", f"--output_dir={tmp_path / 'on'}"]
     assert cli.main([*argv, *on]) == 0
+
+
+def test_searching_demonstrations_look_in_vain_first_and_still_reach_the_goal(games_folder):
+    """After a walkthrough alone a model invents the thing wherever it is: it has never seen a place without it."""
+    games = find_games("train", str(games_folder))
+    searched = 0
+    for game in games:
+        plan = searching(game, np.random.default_rng(0))
+        assert plan == searching(game, np.random.default_rng(0))
+        visits, walkthrough = plan[: -len(game.walkthrough)], plan[-len(game.walkthrough) :]
+        assert walkthrough == list(game.walkthrough) and not set(visits) & set(walkthrough)
+        kinds = {c.split()[1] for c in walkthrough if c.startswith("take ")}
+        state, _ = game.start()
+        for command in plan:
+            assert command in state.commands
+            state, text = game.step(state, command)
+            if command in visits and "you see" in text:
+                assert not any(f" {kind} " in text for kind in kinds)
+        assert game.won(state)
+        searched += len(visits)
+    assert searched > 0
 
 
 def test_groups_without_contrast_take_no_step(argv, tmp_path):
