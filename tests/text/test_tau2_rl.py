@@ -211,7 +211,7 @@ def test_a_run_resumed_after_one_update_equals_one_of_two(argv, tmp_path, graded
         (["--tau2.split=trian"], "did you mean train"),
         (["--tau2.eval_split=train"], "both trained on and evaluated"),
         (["--arm=wmrl"], "env=tau2 has arm=real"),
-        (["--method=sft"], "method=rl"),
+        (["--method=sft"], "method=rl and rft"),
         (["--eval.splits=valid_seen"], "tau2.eval_split"),
         (["--model.max_prompt_tokens=12000"], "12000 positions"),
         (["--env=tau"], "env"),

@@ -1,6 +1,7 @@
 """`vla-wmrl text rl`: two tiny updates in the games and with a world model, resumed bit-equal; mistakes are one line."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from text_agents.alfworld_games import find_games
 from text_agents.rl import imagine
 from text_agents.rl.imitate import searching
+from text_agents.rl.rejection import accepted
 from text_agents.rwml import prompts
 from vla_wmrl import cli
 from vla_wmrl.tracking import read_jsonl
@@ -115,6 +117,49 @@ def test_searching_demonstrations_look_in_vain_first_and_still_reach_the_goal(ga
     assert searched > 0
 
 
+@pytest.fixture
+def looking_wins(monkeypatch):
+    """A game is won by looking, which half of a random model's replies do (see `graded`)."""
+    from text_agents.alfworld import AlfworldEnv
+    from text_agents.protocol import StepResult
+
+    step = AlfworldEnv.step
+
+    def look_and_win(self, action):
+        found = step(self, action)
+        return StepResult(found.observation, 1.0, True, False, found.info | {"won": True}) if action == "look" else found
+
+    monkeypatch.setattr(AlfworldEnv, "step", look_and_win)
+
+
+def test_rft_imitates_the_shortest_success_of_a_game_and_resumes(argv, tmp_path, graded, looking_wins):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    argv = [*argv, "--method=rft", "--eval.after=false"]
+    assert cli.main([*argv, "--steps=2", f"--output_dir={whole}"]) == 0
+    assert cli.main([*argv, "--steps=1", f"--output_dir={parts}"]) == 0
+    assert cli.main([*argv, "--steps=2", f"--output_dir={parts}", "--resume"]) == 0
+    assert rows(parts) == rows(whole)
+    first = rows(whole)[0]
+    assert first["rft/accepted"] == 2 and first["success/env"] > 0 and first["loss/nll"] > 0  # of two games
+    assert first["steps/real"] == first["steps/real_anchors"] > 0
+    name = "model/adapter_model.safetensors"
+    assert (whole / name).read_bytes() == (parts / name).read_bytes()
+
+
+def test_rft_without_a_success_takes_no_step(argv, tmp_path):
+    assert cli.main([*argv, "--method=rft", "--steps=1", "--eval.after=false", f"--output_dir={tmp_path / 'run'}"]) == 0
+    [row] = rows(tmp_path / "run")
+    assert (row["rft/accepted"], row["loss/skipped"], "loss/nll" in row) == (0.0, 1.0, False)
+
+
+def test_rft_accepts_one_episode_a_game_the_shortest():
+    def played(success, steps):
+        return SimpleNamespace(success=success, steps=steps)
+
+    long, short, lost = played(True, 9), played(True, 4), played(False, 2)
+    assert accepted([(long, lost, short), (lost, lost), (short, played(True, 4))]) == [short, short]
+
+
 def test_groups_without_contrast_take_no_step(argv, tmp_path):
     """Replies of a random model name no command: all are invalid, and nothing is to be learnt."""
     assert cli.main([*argv, "--steps=1", "--eval.after=false", f"--output_dir={tmp_path / 'run'}"]) == 0
@@ -134,7 +179,8 @@ def test_groups_without_contrast_take_no_step(argv, tmp_path):
         (["--arm=wmrl", "--anchors.fraction=0"], "must lie between 0 and 1"),
         (["--arm=real", "--world_model.kind=language"], "fixes world_model.kind to none"),
         (["--arm=gigpo"], "arm"),
-        (["--method=sft", "--arm=mix"], "imitates in the games"),
+        (["--method=sft", "--arm=mix"], "imitates what was executed"),
+        (["--method=rft", "--arm=wmrl"], "imitates what was executed"),
         (["--eval.splits=train"], "both trained on and evaluated"),
         (["--eval.splits=valid_uneen"], "did you mean valid_unseen"),
         (["--step_level.weight=1", "--grpo.advantage_scale=shared"], "no shared scale"),

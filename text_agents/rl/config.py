@@ -120,7 +120,7 @@ class TextRlConfig:
 
     output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
     env: Literal["alfworld", "tau2"] = "alfworld"
-    method: Literal["rl", "sft"] = "rl"  # reinforcement learning, or imitation of the games' walkthroughs, a start for it
+    method: Literal["rl", "sft", "rft"] = "rl"  # sft: imitates walkthroughs, a start for rl; rft: its own successes
     demonstrations: Literal["walkthrough", "searching"] = "walkthrough"  # of method=sft; searching: in vain at first
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
@@ -159,7 +159,8 @@ class TextRlConfig:
         exact = self.dtype == "float32" or self.lora.rank > 0
         require(exact, "bfloat16 weights round small steps away: train an adapter (its weights are float32), or dtype=float32")
         arms.check_arm(self)
-        require(self.method == "rl" or self.arm == "real", f"method=sft imitates in the games: arm={self.arm} is for method=rl")
+        real = self.method == "rl" or self.arm == "real"
+        require(real, f"method={self.method} imitates what was executed: arm={self.arm} is for method=rl")
         require(
             self.anchors.minimum <= self.grpo.n_groups,
             f"anchors.minimum={self.anchors.minimum} exceeds grpo.n_groups={self.grpo.n_groups}",
@@ -171,7 +172,7 @@ class TextRlConfig:
         if self.env == "tau2":
             self.tau2.validate()
             require(self.arm == "real", f"arm={self.arm}: no rule judges an imagined tau2 episode; env=tau2 has arm=real")
-            require(self.method == "rl", "method=sft imitates ALFWorld's walkthroughs: env=tau2 has method=rl")
+            require(self.method != "sft", "method=sft imitates ALFWorld's walkthroughs: env=tau2 has method=rl and rft")
             require(self.eval.splits is None, "eval.splits are ALFWorld's: env=tau2 has tau2.eval_split")
         else:
             both = self.games.split in self.evaluated()

@@ -26,6 +26,7 @@ from text_agents.rl.evaluate import evaluate
 from text_agents.rl.gigpo import step_advantages
 from text_agents.rl.imagine import LanguageWorld
 from text_agents.rl.imitate import Imitation
+from text_agents.rl.rejection import RejectionSampling
 from text_agents.rl.tau2_bench import Tau2Bench
 from vla_wmrl import checkpoint
 from vla_wmrl.learner import Learner
@@ -114,8 +115,16 @@ class Run:
         self.real: Roller | None = None
         self.imagined: Roller | None = None
         learner = Learner(self.policy, cfg.grpo)
-        self.loop = Imitation(cfg, learner, self.bench.train) if cfg.method == "sft" else self.make_loop(learner)
+        self.loop = {"sft": self.make_imitation, "rft": self.make_rejection, "rl": self.make_loop}[cfg.method](learner)
         self.folder = start_run(cfg.output_dir, cfg, self.manifest())
+
+    def make_imitation(self, learner: Learner) -> Imitation:
+        return Imitation(self.cfg, learner, self.bench.train)
+
+    def make_rejection(self, learner: Learner) -> RejectionSampling:
+        self.real = Roller(self.policy, self.bench.world(), self.cfg)
+        starts = GameStarts(len(self.bench.train), self.cfg.seed)
+        return RejectionSampling(self.cfg, learner, starts.draw, self.real.groups)
 
     def make_loop(self, learner: Learner) -> Loop:
         """The core's loop, around the environment and (in the arms that have one) a language world model."""
@@ -186,7 +195,7 @@ class Run:
         sinks = [TensorBoardSink(self.folder, done + 1)] if log.tensorboard else []
         sinks += [WandbSink(self.folder, log.wandb_project)] if log.wandb else []
         self.tracker = Tracker(self.folder, done, tuple(sinks))
-        what = "imitation" if cfg.method == "sft" else f"policy updates ({cfg.arm})"
+        what = {"sft": "imitation", "rft": "rejection sampling", "rl": f"policy updates ({cfg.arm})"}[cfg.method]
         with Progress(cfg.steps, what, done=done) as self.bar:
             run_loop(self.loop, done, self.after)
         self.tracker.close()
