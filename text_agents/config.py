@@ -28,6 +28,21 @@ def check_domains(domains: list[str]) -> None:
 
 
 @dataclass
+class RolloutsSection:
+    url: str | None = None  # server that samples (vLLM with --enable-lora), with its version; null: sampled here
+    model: str | None = None  # the base model's name there; null: the first it names
+    max_gap: float = 0.1  # nats a token by which its log-probabilities may differ from ours; beyond it the run ends
+    parallel: int = 64  # requests at the same time
+    timeout_s: float = 600.0  # for one reply
+    key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the server's key; may be unset
+
+    def validate(self) -> None:
+        require(self.parallel >= 1, f"rollouts.parallel={self.parallel} must be at least 1")
+        require(self.timeout_s > 0, f"rollouts.timeout_s={self.timeout_s} must be positive")
+        require(self.max_gap > 0, f"rollouts.max_gap={self.max_gap} must be positive")
+
+
+@dataclass
 class GamesConfig:
     """Make solvable ALFWorld games from scenes of our own, with walkthroughs."""
 
@@ -272,6 +287,7 @@ class RwmlConfig:
     grpo: GrpoConfig = field(
         default_factory=lambda: GrpoConfig(n_groups=32, lr=1e-6, advantage_scale="std", minibatch_looks=4096)
     )
+    rollouts: RolloutsSection = field(default_factory=RolloutsSection)
     reward: RewardSection = field(default_factory=RewardSection)
     easy: EasySection = field(default_factory=EasySection)
     eval: HeldOutSection = field(default_factory=HeldOutSection)
@@ -279,7 +295,7 @@ class RwmlConfig:
     def validate(self) -> None:
         require(self.output_dir is not None, "no output: pass --output_dir=FOLDER for the run")
         require(self.triplets is not None, "no triplets: pass --triplets=FOLDER made by `vla-wmrl text triplets`")
-        for section in (self.model, self.lora, self.grpo, self.reward, self.easy, self.eval):
+        for section in (self.model, self.lora, self.grpo, self.rollouts, self.reward, self.easy, self.eval):
             section.validate()
         require(self.model.temperature > 0, "model.temperature must be above 0: a group of equal replies teaches nothing")
         exact = self.dtype == "float32" or self.lora.rank > 0

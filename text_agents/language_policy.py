@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from text_agents import language_model
 from text_agents.config import ModelSection
 from text_agents.dialogues import Dialogues, Reply
+from text_agents.served import Engine, ServedDialogues
 from text_agents.token_rows import Passes, TokenRows, token_rows
 from text_agents.transcripts import ChatFormat, TokenRollout, shipped
 from vla_wmrl.errors import require
@@ -60,6 +61,7 @@ class LanguagePolicy:
         self.dtype = next(model.parameters()).dtype
         self.adapted = lora_rank > 0
         self.model = (_with_adapter(model, lora_rank, lora_alpha, lora_targets, seed) if self.adapted else model).eval()
+        self.engine: Engine | None = None  # samples in this network's place, by `serve`
 
     @classmethod
     def from_pretrained(cls, path: str, *, device: str = "cpu", dtype: str = "float32", **more: Any) -> LanguagePolicy:
@@ -81,6 +83,13 @@ class LanguagePolicy:
         return next(self.model.parameters()).device
 
     # ---- sampling
+    def serve(self, engine: Engine | None) -> None:
+        """Lets a server sample. Raises UserError for a policy whose weights it could not get."""
+        base = "serve a model with the earlier run's adapter merged into it, and name that as model.path"
+        require(engine is None or self.adapted, "rollouts.url: a server loads adapters only; set lora.rank")
+        require(engine is None or bool(self.name), f"rollouts.url: this policy goes on from an adapter: {base}")
+        self.engine = engine
+
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
@@ -92,13 +101,20 @@ class LanguagePolicy:
     ) -> list[Reply]:
         """`copies` replies to each prompt, those of one prompt in a row; `keys` [len(prompts) * copies] draw them."""
         temperature = 0.0 if greedy else self.temperature
+        if self.engine is not None:
+            rngs = [np.random.default_rng([seed, key]) for key in keys or range(len(prompts) * copies)]
+            return self.dialogues(greedy).reply(prompts, max_new_tokens, rngs, copies)
         return language_model.sample(
             self.model, prompts, self.chat.end_id, max_new_tokens, temperature, seed, keys, copies=copies
         )
 
-    def dialogues(self, greedy: bool = False) -> Dialogues:
+    def dialogues(self, greedy: bool = False) -> Dialogues | ServedDialogues:
         """Conversations of several turns."""
-        return Dialogues(self.model, self.chat.end_id, 0.0 if greedy else self.temperature)
+        temperature = 0.0 if greedy else self.temperature
+        if self.engine is not None:
+            self.engine.update(self)
+            return ServedDialogues(self.engine, self, temperature)
+        return Dialogues(self.model, self.chat.end_id, temperature)
 
     # ---- what the learner asks for
     def parameters_to_train(self) -> list[tuple[str, nn.Parameter]]:

@@ -7,10 +7,7 @@ gets the JSON schema as `response_format`, so that engines with guided decoding 
 from __future__ import annotations
 
 import copy
-import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from text_agents.autoresearch import guided
-from vla_wmrl.errors import UserError, require
+from text_agents.server import Server, TooLong
 from vla_wmrl.world_model.language import consistent
 
 
@@ -116,10 +113,6 @@ def _begun_reply(prompt: str) -> tuple[str, str]:
     return (prompt[: at + 1], prompt[at + 1 :]) if at >= 0 else (prompt, "")
 
 
-class TooLong(UserError):
-    """A server says that a prompt is longer than its model's context."""
-
-
 class ServerBackend:
     """A server of OpenAI's chat protocol. Several requests at a time, since engines batch them. `too_long`: prompts that the
     server refused as longer than its context; their answers are empty."""
@@ -127,30 +120,9 @@ class ServerBackend:
     def __init__(self, url: str, model: str | None = None, *, key: str = "", temperature: float = 0.7, timeout_s: float = 600.0,
                  parallel: int = 16):  # fmt: skip
         """url: with the version, e.g. http://localhost:8000/v1. model: None asks the server. Raises UserError when silent."""
-        require(url.startswith(("http://", "https://")), f"url {url!r} begins with neither http:// nor https://")
-        self.url, self.key, self.temperature = url.rstrip("/"), key, temperature
-        self.timeout_s, self.parallel, self.too_long = timeout_s, parallel, 0
-        self.name = model or self._first_model()
-
-    def _first_model(self) -> str:
-        found = self._request("/models", None).get("data") or []
-        require(len(found) > 0, f"{self.url} serves no model")
-        return str(found[0]["id"])
-
-    def _request(self, path: str, content: dict | None) -> dict[str, Any]:
-        data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        if self.key:
-            request.add_header("Authorization", f"Bearer {self.key}")
-        try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                return json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            text = error.read()[:200].decode("utf-8", "replace")
-            kind = TooLong if error.code == 400 and "context" in text.lower() else UserError
-            raise kind(f"{self.url}{path} answers {error.code}: {text}") from error
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.url}{path} does not answer as a server of OpenAI's protocol does: {error}") from error
+        self.server = Server(url, key, timeout_s)
+        self.temperature, self.parallel, self.too_long = temperature, parallel, 0
+        self.name = model or self.server.first_model()
 
     def generate(self, prompts: Sequence[str], schema: dict | None, max_tokens: int) -> list[str]:
         """Replies, one a prompt; an empty one where the server gave none."""
@@ -167,7 +139,7 @@ class ServerBackend:
         if schema is not None:
             content["response_format"] = {"type": "json_schema", "json_schema": {"name": "prediction", "schema": schema}}
         try:
-            choices = self._request("/chat/completions", content).get("choices") or [{}]
+            choices = self.server.ask("/chat/completions", content).get("choices") or [{}]
         except TooLong:  # of one prompt, which only the server can tell: an empty answer, counted, and the others go on
             self.too_long += 1
             return ""

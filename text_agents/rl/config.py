@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from text_agents.config import DOMAINS, SPLITS, LoraSection, ModelSection, check_domains
+from text_agents.config import DOMAINS, SPLITS, LoraSection, ModelSection, RolloutsSection, check_domains
 from vla_wmrl import arms
 from vla_wmrl.config import AnchorsConfig, DebiasConfig, FusionConfig, GrpoConfig, GuardConfig, LogConfig
 from vla_wmrl.errors import nearest, require
@@ -138,6 +138,7 @@ class TextRlConfig:
     grpo: GrpoConfig = field(
         default_factory=lambda: GrpoConfig(n_groups=16, lr=1e-6, advantage_scale="std", minibatch_looks=8192)
     )
+    rollouts: RolloutsSection = field(default_factory=RolloutsSection)
     step_level: StepLevelSection = field(default_factory=StepLevelSection)
     anchors: AnchorsConfig = field(default_factory=AnchorsConfig)
     debias: DebiasConfig = field(default_factory=DebiasConfig)
@@ -148,7 +149,16 @@ class TextRlConfig:
     log: LogConfig = field(default_factory=lambda: LogConfig(tensorboard=False))
 
     def validate(self) -> None:
-        for section in (self.games, self.episodes, self.model, self.lora, self.grpo, self.step_level, self.anchors):
+        for section in (
+            self.games,
+            self.episodes,
+            self.model,
+            self.lora,
+            self.grpo,
+            self.rollouts,
+            self.step_level,
+            self.anchors,
+        ):
             section.validate()
         for section in (self.debias, self.fusion, self.guard, self.world_model, self.eval):
             section.validate()

@@ -28,6 +28,7 @@ from text_agents.rl.imagine import LanguageWorld
 from text_agents.rl.imitate import Imitation
 from text_agents.rl.rejection import RejectionSampling
 from text_agents.rl.tau2_bench import Tau2Bench
+from text_agents.served import make_engine
 from vla_wmrl import checkpoint
 from vla_wmrl.learner import Learner
 from vla_wmrl.progress import Progress
@@ -112,6 +113,7 @@ class Run:
         torch.manual_seed(cfg.seed)
         self.bench: Bench = Tau2Bench(cfg) if cfg.env == "tau2" else AlfworldBench(cfg)
         self.policy = make_policy(cfg)
+        self.policy.serve(make_engine(cfg.rollouts, Path(cfg.output_dir) / "served"))
         self.real: Roller | None = None
         self.imagined: Roller | None = None
         learner = Learner(self.policy, cfg.grpo)
@@ -179,6 +181,7 @@ class Run:
         cfg = self.cfg
         for name, roller in (("episode", self.real), ("imagined", self.imagined)):
             metrics |= {} if roller is None else {f"{name}/{k}": v for k, v in describe(roller.latest).items()}
+        metrics |= self.policy.engine.metrics() if self.policy.engine else {}
         self.tracker.log(step, metrics)
         shown = ("success/env", "success/wm", "episode/invalid", "loss/nll")
         self.bar.update(1, ", ".join(f"{k} {metrics[k]:.2f}" for k in shown if np.isfinite(metrics.get(k, np.nan))))

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import transformers
@@ -25,6 +26,7 @@ from text_agents.rwml.evaluate import evaluate, fitting, held_out, prompt_ids, r
 from text_agents.rwml.scoring import Reward, make_reward
 from text_agents.rwml.sft import label
 from text_agents.rwml.triplets import Triplet
+from text_agents.served import make_engine
 from text_agents.transcripts import Transcript
 from vla_wmrl import checkpoint
 from vla_wmrl.advantage import group_advantages
@@ -116,6 +118,7 @@ def main(cfg: RwmlConfig) -> None:
         lora_rank=cfg.lora.rank, lora_alpha=cfg.lora.alpha, lora_targets=cfg.lora.targets, template=cfg.model.template,
         seed=cfg.seed,
     )  # fmt: skip
+    policy.serve(make_engine(cfg.rollouts, Path(cfg.output_dir) / "served"))
     train, long = _without_long(policy, train, held, cfg)
     val = fitting(policy, val, cfg)
     reward = make_reward(cfg.reward, embedder, cfg.model.device) if cfg.method == "rwml" and cfg.steps != 0 else None
@@ -141,7 +144,7 @@ def main(cfg: RwmlConfig) -> None:
         assess("before", 0)
     with Progress(steps, cfg.method, done=first) as progress:
         for step in range(first, steps):
-            metrics = trainer.step(step) | filtered
+            metrics = trainer.step(step) | filtered | (policy.engine.metrics() if policy.engine else {})
             tracker.log(step + 1, metrics)
             if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
                 checkpoint.save(folder, step + 1, trainer.state_dict(), cfg.keep_checkpoints)
