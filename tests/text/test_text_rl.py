@@ -96,6 +96,17 @@ def test_imitation_of_walkthroughs_lowers_the_loss_resumes_and_its_model_can_be_
     assert cli.main([*argv, *on]) == 0
 
 
+def test_imitation_of_everything_learns_from_what_games_say_too(argv, tmp_path):
+    """A model with random weights that imitates commands alone hardly learns to copy names: commands are a sixth of the words."""
+    argv = [*argv, "--method=sft", "--eval.after=false", "--steps=1"]
+    looks = {}
+    for what in ("commands", "everything"):
+        assert cli.main([*argv, f"--imitate={what}", f"--output_dir={tmp_path / what}"]) == 0
+        [row] = rows(tmp_path / what)
+        looks[what] = row["loss/looks"]
+    assert 0 < looks["commands"] < looks["everything"] / 3
+
+
 def test_searching_demonstrations_look_in_vain_first_and_still_reach_the_goal(games_folder):
     """After a walkthrough alone a model invents the thing wherever it is: it has never seen a place without it."""
     games = find_games("train", str(games_folder))

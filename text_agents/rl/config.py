@@ -122,6 +122,7 @@ class TextRlConfig:
     env: Literal["alfworld", "tau2"] = "alfworld"
     method: Literal["rl", "sft", "rft"] = "rl"  # sft: imitates walkthroughs, a start for rl; rft: its own successes
     demonstrations: Literal["walkthrough", "searching"] = "walkthrough"  # of method=sft; searching: in vain at first
+    imitate: Literal["commands", "everything"] = "commands"  # of method=sft; everything: also prompts and what games say
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
     seed: int = 0

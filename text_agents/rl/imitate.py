@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,7 +92,9 @@ class Imitation:
     def label(self, number: int) -> EpisodeRollout:
         """The transcript of a game's walkthrough."""
         if number not in self._known:
-            self._known[number] = demonstration(self.learner.policy, self.games, number, self.cfg)
+            said = demonstration(self.learner.policy, self.games, number, self.cfg)
+            everything = np.arange(len(said.token_ids)) > 0  # the first token follows nothing
+            self._known[number] = said if self.cfg.imitate == "commands" else replace(said, policy_mask=everything)
         return self._known[number]
 
     def step(self, step: int) -> dict[str, float]:
