@@ -97,7 +97,7 @@ def test_imitation_of_walkthroughs_lowers_the_loss_resumes_and_its_model_can_be_
 
 
 def test_imitation_of_everything_learns_from_what_games_say_too(argv, tmp_path):
-    """A model with random weights that imitates commands alone hardly learns to copy names: commands are a sixth of the words."""
+    """A model with random weights that imitates commands alone hardly learns to copy names: they are a sixth of the words."""
     argv = [*argv, "--method=sft", "--eval.after=false", "--steps=1"]
     looks = {}
     for what in ("commands", "everything"):
