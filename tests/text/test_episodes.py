@@ -7,6 +7,7 @@ from text_agents import language_model
 from text_agents.alfworld_games import NOTHING_HAPPENS
 from text_agents.dialogues import Dialogues, Reply
 from text_agents.language_policy import LanguagePolicy
+from text_agents.rl import imitate as imitate_module
 from text_agents.rl.config import EpisodesSection, TextRlConfig
 from text_agents.rl.episodes import GameWorld, describe, roll
 from text_agents.rl.imitate import demonstration
@@ -164,3 +165,18 @@ def test_a_demonstration_is_the_walkthrough_said_by_the_policy(policy, games):
     assert rollout.success and list(rollout.commands) == games[1].walkthrough and rollout.malformed == 0
     said = policy.chat.decode(rollout.token_ids[rollout.policy_mask].tolist())
     assert said == "".join(act_label(command) for command in games[1].walkthrough)
+
+
+@pytest.mark.parametrize("imitate", ["commands", "everything"])
+def test_slips_of_a_demonstration_are_read_and_not_imitated(policy, games, monkeypatch, imitate):
+    """Imitated, they would be taught."""
+    cfg = TextRlConfig(demonstrations="slipping", imitate=imitate)
+    cfg.episodes.max_steps, cfg.model.max_prompt_tokens = 30, 10**6
+    plan = ["dance", *games[1].walkthrough]
+    monkeypatch.setattr(imitate_module, "slipping", lambda game, rng, limit: (plan, [0]))
+    rollout = demonstration(policy, games, 1, cfg)
+    assert rollout.success and list(rollout.commands) == plan
+    taught = policy.chat.decode(rollout.token_ids[rollout.policy_mask].tolist())
+    assert act_label("dance") not in taught and "dance" in policy.chat.decode(rollout.token_ids.tolist())
+    assert all(act_label(command) in taught for command in games[1].walkthrough)
+    assert (rollout.observations[1] in taught) == (imitate == "everything")

@@ -121,7 +121,8 @@ class TextRlConfig:
     output_dir: str | None = None  # run folder: config, metrics, checkpoints, evaluations, model/
     env: Literal["alfworld", "tau2"] = "alfworld"
     method: Literal["rl", "sft", "rft"] = "rl"  # sft: imitates walkthroughs, a start for rl; rft: its own successes
-    demonstrations: Literal["walkthrough", "searching"] = "walkthrough"  # of method=sft; searching: in vain at first
+    # Of method=sft. searching: in vain at first. slipping: also with commands that do nothing or lead astray, not imitated
+    demonstrations: Literal["walkthrough", "searching", "slipping"] = "walkthrough"
     imitate: Literal["commands", "everything"] = "commands"  # of method=sft; everything: also prompts and what games say
     start: str | None = None  # folder of an earlier run's model/ to go on from; null: model.path as it is
     resume: bool = False  # continue the run in output_dir from its last checkpoint
