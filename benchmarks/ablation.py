@@ -29,6 +29,7 @@ from vla_wmrl.tracking import read_jsonl
 
 ARMS = ("real", "real_branch", "wm", "mix", "debias", "denoise", "wmrl")
 PAIRS = (*(("wmrl", arm) for arm in ARMS if arm != "wmrl"), ("mix", "wm"), ("debias", "mix"), ("denoise", "mix"))
+FACTORS = (("debias, wmrl", "mix, denoise"), ("denoise, wmrl", "mix, debias"))  # with and without: debiasing, weighting
 COSTS = ("real_steps_train", "real_steps_once", "imagined_steps_train", "wall_s_train")
 RUN, ONCE = ("anchors", "starts"), "world_model"  # purposes of real control steps: of this run, and of the world model's data
 
@@ -94,22 +95,24 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _points(episodes: list[dict], arm: str, task: int | None) -> dict[tuple[int, int, int], float]:
+    """100 or 0 by (seed, task, initial state)."""
+    own = [r for r in episodes if (r["phase"] == "before" if arm == "before" else (r["arm"], r["phase"]) == (arm, "after"))]
+    return {(r["seed"], r["task_id"], r["init_id"]): 100.0 * r["success"] for r in own if task in (None, r["task_id"])}
+
+
 def less(episodes: list[dict], arm: str, other: str, task: int | None = None) -> tuple[Difference, int] | None:
     """How far `arm` is above `other` ("before": the policy of then) in points of success, and on how many seeds both are there.
 
-    Paired over initial states, each the mean over these seeds: the interval says nothing about other seeds.
+    Either may be several arms, "debias, wmrl": their mean, on seeds that all have. Paired over initial states, each the mean
+    over these seeds: the interval says nothing about other seeds.
     """
-    found: list[dict[tuple[int, int, int], float]] = [{}, {}]
-    for rows, name in zip(found, (other, arm), strict=True):
-        for r in episodes:
-            own = r["phase"] == "before" if name == "before" else (r["arm"], r["phase"]) == (name, "after")
-            if own and task in (None, r["task_id"]):
-                rows[r["seed"], r["task_id"], r["init_id"]] = 100.0 * r["success"]
-    keys = sorted(set(found[0]) & set(found[1]))
+    sides = [[_points(episodes, name, task) for name in names.split(", ")] for names in (other, arm)]
+    keys = sorted(set.intersection(*(set(rows) for side in sides for rows in side)))
     if not keys:
         return None
     states = sorted({key[1:] for key in keys})
-    pairs = [np.array([np.mean([rows[k] for k in keys if k[1:] == state]) for state in states]) for rows in found]
+    pairs = [np.array([np.mean([rows[k] for rows in side for k in keys if k[1:] == s]) for s in states]) for side in sides]
     difference = paired_difference(*pairs, np.array([task_id for task_id, _ in states]), resample="episodes")
     return difference, len({key[0] for key in keys})
 
@@ -121,7 +124,7 @@ def differences(episodes: list[dict]) -> str:
         "| points of success, paired over states | seeds | all [95 %] | " + " | ".join(f"task {t}" for t in tasks) + " |",
         "|" + "---|" * (3 + len(tasks)),
     ]
-    for arm, other in pairs_of(arms_of(episodes)):
+    for arm, other in (*pairs_of(arms_of(episodes)), *FACTORS):
         cells = [less(episodes, arm, other, task) for task in (None, *tasks)]
         if cells[0] is not None:
             said = [f"{d.value:+.1f} [{d.low:+.1f}, {d.high:+.1f}]" for d, _ in filter(None, cells)]

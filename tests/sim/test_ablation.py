@@ -44,6 +44,17 @@ def test_arms_are_compared_on_the_seeds_that_both_have_and_task_by_task(runs, tm
     assert "| wmrl | 1 | " in text and "| +25.0 | 120 | 5000 | 0 | 5 |" in text
 
 
+def test_debiasing_and_weighting_are_compared_over_the_arms_with_and_without(tmp_path):
+    """Four arms are two switches: each tells about either, and a pair of arms alone uses half of the runs."""
+    for arm, wins in (("mix", 2), ("debias", 1), ("denoise", 4), ("wmrl", 2)):
+        cell(tmp_path, arm, 0, {(t, i) for t in (0, 7) for i in range(wins)}, {})
+    cell(tmp_path, "mix", 1, set(), {})  # the others have no such seed
+    ablation.write(tmp_path, tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| debias, wmrl less mix, denoise | 1 | -37.5 [" in text  # 1.5 less 3 of 4
+    assert "| denoise, wmrl less mix, debias | 1 | +37.5 [" in text
+
+
 def test_the_steps_of_a_run_leave_out_what_the_world_model_was_fitted_on_once(runs):
     rows, _ = ablation.rows_of("wmrl", 0, runs / "wmrl_0", runs)
     assert {(r["real_steps_train"], r["real_steps_once"]) for r in rows} == {(120, 5000)}
