@@ -97,6 +97,11 @@ def test_benchmarks_that_share_code_find_each_other_without_pythonpath():
         assert not found or "sys.path.insert(0, str(Path(__file__).resolve().parents[1]))" in before, path.name
 
 
+def test_folders_of_tests_are_packages_so_that_spawned_workers_import_ours_and_not_an_installed_package_called_tests():
+    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    assert not [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
+
+
 def test_no_machine_path_or_address_is_committed_with_the_set_up():
     for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".ci/setup", "NOTICE"):
         text = (ROOT / name).read_text()
