@@ -109,13 +109,16 @@ class Dialogues:
         """Logits [B, V] of what follows ids [B, W]."""
         import torch
 
+        from text_agents.cache import growing_cache
+
+        if self._cache is None:
+            self._cache = growing_cache(self.model.config)
         self._mask = mask if self._mask is None else torch.cat([self._mask, mask], dim=1)
         positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(
             ids, attention_mask=self._mask, position_ids=positions, past_key_values=self._cache, use_cache=True,
             logits_to_keep=1,
         )  # fmt: skip
-        self._cache = out.past_key_values
         return out.logits[:, -1]
 
 
