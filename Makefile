@@ -10,6 +10,7 @@ TESTS ?= tests
 STAMP := .venv/.ready-$(EXTRAS)
 export PYTHONUNBUFFERED := 1
 export PYTHONNOUSERSITE := 1
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help env train test lint clean
 

@@ -153,8 +153,10 @@ class TripletsConfig:
     task_split: str = "train"  # of tau2: official split of each domain
     data: str | None = None  # folder with the splits; null: $ALFWORLD_DATA
     split: Literal["train", "valid_seen", "valid_unseen", "valid_train"] = "train"
+    task_types: list[str] = field(default_factory=list)  # of ALFWorld: only these; empty: all six
     limit: int | None = None  # this many games or tasks, spread over the split; null: all
-    agent: Literal["walkthrough", "returning", "random", "model"] = "model"  # returning: the walkthrough, with ways back
+    # returning: the walkthrough, with ways back; model: a prompt a step; policy: a conversation, as `text rl` trains them
+    agent: Literal["walkthrough", "returning", "random", "model", "policy"] = "model"
     rollouts: int = 3  # episodes a game (RWML: 3)
     max_steps: int = 30  # commands an episode may take
     keep_invalid: float = 1.0  # share of triplets with invalid actions that is kept

@@ -93,6 +93,20 @@ def test_a_language_model_plays_and_what_went_wrong_with_its_replies_is_counted(
     assert summary["model"] == str(tiny_model) and 0 <= summary["cut_replies"] <= 2
 
 
+def test_triplets_of_a_policy_are_of_its_own_conversations_and_repeat_with_their_seed(
+    tiny_model, games_folder, tmp_path, capsys
+):
+    argv = ["text", "triplets", f"--data={games_folder}", "--limit=2", "--agent=policy", "--rollouts=2", "--max_steps=3"]
+    argv += [f"--model.path={tiny_model}", "--model.max_new_tokens=4", "--val=0.5"]
+    digests = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert cli.main([*argv, f"--seed={seed}", f"--output_dir={tmp_path / name}"]) == 0
+        card = json.loads((tmp_path / name / "card.json").read_text())
+        digests.append(card["splits"]["train"]["digest"] + card["splits"]["val"]["digest"])
+    assert card["source"]["triplets_before"] == 2 * 2 * 3 and card["source"]["model"] == str(tiny_model)
+    assert card["source"]["episode_malformed"] == 1.0 and digests[0] == digests[1] != digests[2]
+
+
 def test_a_prompt_that_does_not_fit_is_one_clear_line(tiny_model, games_folder, tmp_path, capsys):
     argv = ["text", "play", f"--data={games_folder}", "--limit=1", "--agent=model", f"--output_dir={tmp_path / 'run'}"]
     assert cli.main([*argv, f"--model.path={tiny_model}", "--model.max_prompt_tokens=9"]) == 2

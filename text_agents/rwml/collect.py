@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 
 from text_agents import alfworld, tau2_data
-from text_agents.alfworld_games import NOTHING_HAPPENS, find_games, games_hash
+from text_agents.alfworld_games import NOTHING_HAPPENS, Game, find_games, games_hash
 from text_agents.config import TripletsConfig
+from text_agents.language_policy import LanguagePolicy
 from text_agents.play import make_agent
+from text_agents.rl.config import EpisodesSection
+from text_agents.rl.episodes import EpisodeRollout, GameWorld, describe, roll
 from text_agents.rwml import known
 from text_agents.rwml import triplets as data
 from text_agents.rwml.schema import mask_answer
 from text_agents.tau2 import REPLAY_STEPS, Tau2Env, Tau2Task, ground_truth_actions
 from vla_wmrl.progress import Progress
+from vla_wmrl.types import Start
 
 
-def of_alfworld(game, episode: alfworld.Episode, rollout: int) -> list[data.Triplet]:
+def of_alfworld(game: Game, episode: alfworld.Episode | EpisodeRollout, rollout: int) -> list[data.Triplet]:
     """Triplets of an ALFWorld episode. What answers "Nothing happens." was an invalid action."""
     valid = [seen != NOTHING_HAPPENS for seen in episode.observations[1:]]
     return data.from_episode("alfworld", game.name, game.task, rollout, episode.commands, episode.observations, valid=valid)
@@ -55,7 +59,19 @@ def main(cfg: TripletsConfig) -> None:
 
 
 def _collect_alfworld(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
-    games = find_games(cfg.split, cfg.data, limit=cfg.limit)
+    games = find_games(cfg.split, cfg.data, cfg.task_types, cfg.limit)
+    found, more = (_conversations if cfg.agent == "policy" else _episodes)(cfg, games)
+    samples = cfg.agent in ("model", "policy")
+    source = {
+        "split": cfg.split, "task_types": cfg.task_types, "games": len(games), "games_hash": games_hash(games),
+        "model": cfg.model.path if samples else None, "rollouts": cfg.rollouts,
+        "temperature": cfg.model.temperature if samples else None, "max_steps": cfg.max_steps, "versions": alfworld.versions(),
+    }  # fmt: skip
+    return found, source | more
+
+
+def _episodes(cfg: TripletsConfig, games: list[Game]) -> tuple[list[data.Triplet], dict]:
+    """One episode after the other, of an agent that is asked anew at each step."""
     agent_for, model = make_agent(cfg.agent, cfg.model)
     found = []
     with Progress(len(games), "games") as progress:
@@ -65,12 +81,32 @@ def _collect_alfworld(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
                 found += of_alfworld(game, episode, rollout)
             game.release()
             progress.update(1, f"{len(found)} triplets")
-    source = {
-        "split": cfg.split, "games": len(games), "games_hash": games_hash(games), "model": cfg.model.path if model else None,
-        "rollouts": cfg.rollouts, "temperature": cfg.model.temperature if model else None, "max_steps": cfg.max_steps,
-        "versions": alfworld.versions(),
-    }  # fmt: skip
-    return found, source | (model.counts() if model else {})
+    return found, model.counts() if model else {}
+
+
+def _conversations(cfg: TripletsConfig, games: list[Game]) -> tuple[list[data.Triplet], dict]:
+    """Episodes of a policy as `text rl` trains it, side by side."""
+    policy = LanguagePolicy.from_pretrained(
+        cfg.model.path, device=cfg.model.device, temperature=cfg.model.temperature, template=cfg.model.template, seed=cfg.seed
+    )
+    how = EpisodesSection(max_steps=cfg.max_steps, list_commands=False)
+    together = max(1, how.batch // cfg.rollouts)
+    found: list[data.Triplet] = []
+    played: list[EpisodeRollout] = []
+    with Progress(len(games), "games") as progress:
+        for first in range(0, len(games), together):
+            some = games[first : first + together]
+            starts = [Start(i, first + i) for i in range(len(some))]
+            groups = roll(
+                policy, GameWorld(some, cfg.max_steps), starts, cfg.rollouts, (cfg.seed,), how, cfg.model.max_new_tokens,
+                cfg.model.max_prompt_tokens,
+            )  # fmt: skip
+            for game, group in zip(some, groups, strict=True):
+                for rollout, episode in enumerate(group):
+                    found += of_alfworld(game, episode, rollout)
+                played += group
+            progress.update(len(some), f"{len(found)} triplets")
+    return found, {f"episode_{name}": value for name, value in describe(played).items()}
 
 
 def _collect_tau2(cfg: TripletsConfig) -> tuple[list[data.Triplet], dict]:
