@@ -26,7 +26,7 @@ MEASURES = ("right", "right, known", "exact words")
 
 def measure(row: dict, name: str, tau: float) -> float | None:
     """1 or 0; None where the measure is not about this triplet."""
-    if name == "right, known" and not row["known"]:
+    if name == "right, known" and not row.get("known"):
         return None
     return float(row["exact"]) if name == "exact words" else float(row["distance"] is not None and row["distance"] < tau)
 
@@ -39,13 +39,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
-    of: dict[tuple[str, str], dict[tuple[int, str], dict]] = {}  # (split, method) -> (seed, triplet) -> line
+    of: dict[tuple[str, str], dict[tuple[int, str], dict]] = {}  # (triplets, method) -> (seed, triplet) -> line
     for row in read_jsonl(args.predictions):
-        of.setdefault((row["split"], row["method"]), {})[row["seed"], row["id"]] = row
+        of.setdefault((f"{row['agent']}, {row['split']}", row["method"]), {})[row["seed"], row["id"]] = row
     if not any(method == args.against for _, method in of):
         raise SystemExit(f"no predictions of {args.against!r}: there are {sorted({method for _, method in of})}")
-    lines = ["| split | method | " + " | ".join(MEASURES) + f" | less {args.against} |", "|---" * (len(MEASURES) + 3) + "|"]
-    for (split, method), rows in of.items():
+    lines = ["| triplets | method | " + " | ".join(MEASURES) + f" | less {args.against} |", "|---" * (len(MEASURES) + 3) + "|"]
+    for (triplets, method), rows in of.items():
         cells = []
         for name in MEASURES:
             by_seed: dict[int, list[float]] = {}
@@ -56,14 +56,14 @@ def main() -> None:
             means = [np.mean(values) for _, values in sorted(by_seed.items())]
             n = len(next(iter(by_seed.values()), []))
             cells.append(f"{np.mean(means):.1%} of {n} (" + ", ".join(f"{100 * m:.0f}" for m in means) + ")" if means else "")
-        base = of.get((split, args.against), {})
+        base = of.get((triplets, args.against), {})
         pairs = [key for key in rows if key in base]
         difference = ""
         if method != args.against and pairs:
             ours, theirs = (np.array([measure(some[key], "right", args.tau) for key in pairs]) for some in (rows, base))
             d = paired_difference(theirs, ours, np.array([rows[key]["task_id"] for key in pairs]))
             difference = f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
-        lines.append(f"| {split} | {method} | " + " | ".join(cells) + f" | {difference} |")
+        lines.append(f"| {triplets} | {method} | " + " | ".join(cells) + f" | {difference} |")
     args.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
